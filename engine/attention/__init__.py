@@ -1,0 +1,1 @@
+"""Paged attention: the packed-batch metadata and the implementations that read a block table."""

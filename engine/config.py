@@ -1,0 +1,104 @@
+"""The engine's settings, validated where they are made and frozen from then on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+DEFAULT_MODEL = "smollm2"
+
+DType = Literal["auto", "bfloat16", "float16", "float32"]
+Preemption = Literal["recompute"]
+
+
+class ConfigError(ValueError):
+    """A setting that cannot work. Its text is one line: what, to what, and what to do next."""
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """The paged cache: fixed blocks, taken on demand from one pool.
+
+    Attributes:
+        block_size: Tokens a block holds.
+        num_blocks: Physical blocks in the pool.
+        prefix_caching: Whether full blocks are shared between requests with an equal prefix.
+    """
+
+    block_size: int = 16
+    num_blocks: int = 512
+    prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        _require(self.block_size >= 1, f"block size {self.block_size} is not possible: a block holds at least 1 token")
+        _require(self.block_size <= 4096, f"block size {self.block_size} is not possible: the largest is 4096")
+        _require(
+            self.num_blocks >= 1,
+            f"a pool of {self.num_blocks} blocks is too small: it needs at least 1 block (--num-blocks)",
+        )
+        _require(
+            self.num_blocks <= 2**31 - 1, f"a pool of {self.num_blocks} blocks is too large: the most is {2**31 - 1}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """The limits of one iteration.
+
+    Attributes:
+        max_num_seqs: Requests running at once.
+        max_num_batched_tokens: Tokens computed in one iteration, prefill and decode together.
+        max_prefill_chunk: Tokens of one prompt computed in one iteration; 0 means only the budget limits it.
+        max_model_len: Longest request, prompt and output together, in tokens.
+        preemption: What happens to the youngest request under pressure.
+    """
+
+    max_num_seqs: int = 32
+    max_num_batched_tokens: int = 512
+    max_prefill_chunk: int = 0
+    max_model_len: int = 2048
+    preemption: Preemption = "recompute"
+
+    def __post_init__(self) -> None:
+        _require(self.max_num_seqs >= 1, f"--max-num-seqs {self.max_num_seqs} is not possible: use at least 1")
+        _require(
+            self.max_num_batched_tokens >= 1,
+            f"--max-num-batched-tokens {self.max_num_batched_tokens} is not possible: use at least 1",
+        )
+        _require(
+            self.max_prefill_chunk >= 0,
+            f"--max-prefill-chunk {self.max_prefill_chunk} is not possible: use 0 (the budget alone) or more",
+        )
+        _require(self.max_model_len >= 2, f"--max-model-len {self.max_model_len} is not possible: use at least 2")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Which model runs, and where.
+
+    Attributes:
+        model: `smollm2` for the embedded default, a Hugging Face id, or a folder.
+        device: `auto`, `cpu`, `cuda`, `cuda:1`, ...
+        dtype: Of weights and KV cache; `auto` is bfloat16 where the machine computes it natively, else float32.
+        attention: `auto`, or the name of one implementation in `engine.attention`.
+    """
+
+    model: str = DEFAULT_MODEL
+    device: str = "auto"
+    dtype: DType = "auto"
+    attention: Literal["auto", "reference", "cpu", "triton"] = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything `PagedEngine` needs to know."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    seed: int = 0

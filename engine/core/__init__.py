@@ -1,0 +1,1 @@
+"""The policy: block pool, KV cache manager and scheduler, in plain Python."""

@@ -1,0 +1,1 @@
+"""The model side: loader, runner, sampler, detokenizer. Needs torch and transformers."""

@@ -1,0 +1,102 @@
+"""What the engine's loop asks of a model: one forward over a packed batch, and text for tokens.
+
+`engine.model.runner.ModelRunner` is the real one; `engine.simulated` has one without a model. Neither the loop nor
+the scheduler knows which it drives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from engine.core.scheduler import SchedulerOutput
+    from engine.trace.events import ModelInfo
+
+
+class Runner(Protocol):
+    """Computes one iteration."""
+
+    @property
+    def model_info(self) -> ModelInfo:
+        """Shapes and names, for the trace's header and the formulas."""
+        ...
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence that the model's positions allow, in tokens."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens with which the model itself ends an output."""
+        ...
+
+    def execute(self, output: SchedulerOutput) -> list[int | None]:
+        """Run the batch; the sampled token of each scheduled request, in the batch's order.
+
+        None stands where a request's known tokens are not all computed by this step (a prefill chunk in the middle).
+        Sets `last_execute_ns` and `last_sample_ns`.
+
+        Raises:
+            RunnerError: names the requests that cannot go on; the others are unharmed.
+        """
+        ...
+
+    @property
+    def last_execute_ns(self) -> int:
+        """Duration of the last forward, in ns."""
+        ...
+
+    @property
+    def last_sample_ns(self) -> int:
+        """Duration of the last sampling, in ns."""
+        ...
+
+    def forget(self, request_id: int) -> None:
+        """Drop what is kept for a request (its random generator, ...); called once when it ends."""
+        ...
+
+
+class RunnerError(Exception):
+    """A forward that failed for some requests.
+
+    Attributes:
+        request_ids: Those that must end with this error; empty means the whole batch.
+    """
+
+    def __init__(self, message: str, request_ids: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.request_ids = tuple(request_ids)
+
+
+class TextStream(Protocol):
+    """Turns one request's tokens into text as they come."""
+
+    def push(self, token_id: int) -> str:
+        """The text that this token completes; empty while it ends in half a character."""
+        ...
+
+    def flush(self) -> str:
+        """What is still held back, at the end of the output."""
+        ...
+
+
+class TextCodec(Protocol):
+    """Text to tokens and back."""
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a text, with the special tokens that the model wants in front."""
+        ...
+
+    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Tokens of a conversation (`role`, `content`) in the model's chat template, up to where it answers."""
+        ...
+
+    def stream(self, prompt_token_ids: Sequence[int]) -> TextStream:
+        """A stream for the output that follows a prompt."""
+        ...
+
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """The text of each token; joined they give the whole text, special tokens included by name."""
+        ...
