@@ -1,0 +1,183 @@
+"""The tensor that block ids point into.
+
+Block-major: `[num_blocks, layers, 2, kv_heads, block_size, head_dim]`. One block is one contiguous row across all
+layers, so copy-on-write and swapping move one row, and a block's keys and values of one head are contiguous.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from engine.config import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+_HEADROOM = 0.9
+"""Share of the free memory that the cache may take; the rest is for activations."""
+
+
+class KVCache:
+    """Keys and values of every layer, in fixed blocks.
+
+    Memory is not cleared: a slot holds whatever was there until it is written, and attention must mask it so that not
+    even a NaN gets through.
+
+    Attributes:
+        data: `[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]`; index 2 is 0 for keys, 1 for values.
+        bits: On the CPU, the same memory as a numpy array, for compiled code: float32 and float16 as such, bfloat16
+            (which numpy lacks) as its uint16 bits. None on other devices.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        num_layers: int,
+        num_kv_heads: int,
+        block_size: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        poison: bool = False,
+    ) -> None:
+        """Allocate the cache.
+
+        Args:
+            num_blocks: Blocks in the pool.
+            num_layers: Attention layers of the model.
+            num_kv_heads: Key and value heads of one layer.
+            block_size: Tokens of one block.
+            head_dim: Size of one head.
+            dtype: Element type, the model's own.
+            device: Where.
+            poison: Fill with NaN, so that a test sees any slot read before it is written.
+
+        Raises:
+            ConfigError: It does not fit into the memory that is free now.
+        """
+        device = torch.device(device)
+        self.num_blocks = num_blocks
+        self.num_layers = num_layers
+        self.num_kv_heads = num_kv_heads
+        self.block_size = block_size
+        self.head_dim = head_dim
+        self.dtype = dtype
+        self.device = device
+        self.block_bytes = num_layers * 2 * num_kv_heads * block_size * head_dim * dtype.itemsize
+        self._check_size()
+        shape = (num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim)
+        try:
+            self.data = torch.empty(shape, dtype=dtype, device=device)
+        except (RuntimeError, MemoryError) as error:
+            raise ConfigError(self._too_large(free_memory(device))) from error
+        if poison:
+            self.data.fill_(float("nan"))
+        self.bits: NDArray[Any] | None = None
+        if device.type == "cpu":
+            self.bits = (self.data.view(torch.uint16) if dtype == torch.bfloat16 else self.data).numpy()
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the whole cache in bytes."""
+        return self.num_blocks * self.block_bytes
+
+    def keys(self, layer: int) -> torch.Tensor:
+        """Keys of one layer, a view `[num_blocks, num_kv_heads, block_size, head_dim]`."""
+        return self.data[:, layer, 0]
+
+    def values(self, layer: int) -> torch.Tensor:
+        """Values of one layer, a view `[num_blocks, num_kv_heads, block_size, head_dim]`."""
+        return self.data[:, layer, 1]
+
+    def copy_blocks(
+        self, source: Sequence[int] | NDArray[np.int64], destination: Sequence[int] | NDArray[np.int64]
+    ) -> None:
+        """Copy whole blocks, all layers at once; a source may be named more than once, a destination may not.
+
+        Args:
+            source: Block ids to read.
+            destination: Block ids to overwrite, as many.
+        """
+        if len(source) != len(destination):
+            raise ValueError(f"{len(source)} source blocks for {len(destination)} destinations: give as many of each")
+        if len(source) == 0:
+            return
+        src = torch.as_tensor(source, dtype=torch.int64, device=self.device)
+        dst = torch.as_tensor(destination, dtype=torch.int64, device=self.device)
+        self.data.index_copy_(0, dst, self.data.index_select(0, src))
+
+    def _check_size(self) -> None:
+        free = free_memory(self.device)
+        if free is not None and self.num_bytes > free * _HEADROOM:
+            raise ConfigError(self._too_large(free))
+
+    def _too_large(self, free: int | None) -> str:
+        size = f"{self.num_blocks} blocks of {_size(self.block_bytes)} take {_size(self.num_bytes)}"
+        if free is None:
+            return f"the KV cache does not fit on {self.device}: {size}; use fewer (--num-blocks)"
+        fit = int(free * _HEADROOM) // self.block_bytes
+        advice = f"use at most {fit} (--num-blocks)" if fit else "use smaller blocks (--block-size) or a smaller model"
+        return f"the KV cache does not fit on {self.device}: {size}, {_size(free)} are free; {advice}"
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that can be allocated now on a device; None where the platform does not say.
+
+    On Linux this is `MemAvailable`, lowered to what the control group still allows: in a container the machine's own
+    figure is too large.
+    """
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free)
+    if device.type != "cpu":
+        return None
+    candidates = [n for n in (_mem_available(), _cgroup_available()) if n is not None]
+    if candidates:
+        return min(candidates)
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def _mem_available() -> int | None:
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:  # noqa: PTH123 - a proc file, one line wanted
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def _cgroup_available() -> int | None:
+    try:
+        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:  # noqa: PTH123
+            limit = file.read().strip()
+        if limit == "max":
+            return None
+        with open("/sys/fs/cgroup/memory.current", encoding="ascii") as file:  # noqa: PTH123
+            used = int(file.read())
+        with open("/sys/fs/cgroup/memory.stat", encoding="ascii") as file:  # noqa: PTH123
+            # The page cache counts as used there and is given back on demand.
+            cached = next((int(line.split()[1]) for line in file if line.startswith("inactive_file ")), 0)
+        return max(0, int(limit) - used + cached)
+    except (OSError, ValueError):
+        return None
+
+
+def _size(num_bytes: int) -> str:
+    size = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:,.1f} TiB"
