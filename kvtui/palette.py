@@ -1,0 +1,246 @@
+"""Hue says who: the colours of a theme, and the one hue that a request has in every panel.
+
+Themes are data (`themes/*.toml`): roles with one colour each and a cycle of hues. The cycles start from the palette
+of Okabe and Ito (Color Universal Design, 2008), which readers with any common colour blindness can tell apart,
+darkened or lightened until every hue stands out from its background.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from rich.color import Color
+from rich.color_triplet import ColorTriplet
+from rich.style import Style
+
+from kvtui.packaged import packaged_folder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ROLES = (
+    "background",
+    "raised",
+    "text",
+    "muted",
+    "faint",
+    "cached",
+    "border",
+    "focus",
+    "accent",
+    "good",
+    "warning",
+    "error",
+    "selection",
+)
+"""The colours that a theme must give. `raised` is behind header and footer, `selection` behind a selected row."""
+
+_MOST_BYTES = 64 * 1024
+_HEX = re.compile(r"#[0-9a-fA-F]{6}")
+_ANSI = re.compile(r"default|(bright_)?(black|red|green|yellow|blue|magenta|cyan|white)")
+_DIM_FRACTION = 0.72
+
+
+class ThemeError(ValueError):
+    """A theme file that cannot be used. Its text names the file, the entry and what is expected there."""
+
+
+@dataclass(frozen=True)
+class Palette:
+    """The colours of one theme as styles, ready for strips; each carries the theme's background.
+
+    Attributes:
+        name: As in the theme file.
+        dark: Whether the background is the dark side.
+        ansi: The terminal's own sixteen colours instead of exact ones.
+        colors: Role to colour: `#rrggbb`, or the name of an ANSI colour.
+        hues: The cycle that requests take their hue from.
+        mono: No colour at all (NO_COLOR): weight, dimness and reversal have to do.
+    """
+
+    name: str
+    dark: bool
+    ansi: bool
+    colors: dict[str, str]
+    hues: tuple[str, ...]
+    mono: bool = False
+    _cache: dict[object, Style] = field(default_factory=dict, repr=False, compare=False)
+
+    def role(self, name: str) -> Style:
+        """The style of a role, as a foreground on the background."""
+        style = self._cache.get(name)
+        if style is None:
+            style = Style(dim=name in ("muted", "faint", "border")) if self.mono else self._on_background(name)
+            self._cache[name] = style
+        return style
+
+    def hue(self, request: int, selected: int | None = None) -> Style:
+        """The style of a request, the same in every panel.
+
+        Args:
+            request: The engine's number of it; a negative one (no request) is drawn muted.
+            selected: The selected request; any other one is dimmed.
+        """
+        key = (request % len(self.hues) if request >= 0 else -1, selected is not None and selected != request)
+        style = self._cache.get(key)
+        if style is None:
+            style = self._cache[key] = self._make_hue(*key)
+        return style
+
+    @cached_property
+    def text(self) -> Style:
+        """Ordinary text."""
+        return self.role("text")
+
+    @cached_property
+    def strong(self) -> Style:
+        """What the eye should find first."""
+        return self.role("text") + Style(bold=True)
+
+    @cached_property
+    def muted(self) -> Style:
+        """Labels and units."""
+        return self.role("muted")
+
+    @cached_property
+    def faint(self) -> Style:
+        """What is there without asking for attention: free blocks, rulers."""
+        return self.role("faint")
+
+    @cached_property
+    def cached(self) -> Style:
+        """Blocks that nobody holds and whose content can still be found."""
+        return self.role("cached")
+
+    @cached_property
+    def accent(self) -> Style:
+        """Keys, titles, the cursor."""
+        return self.role("accent")
+
+    @cached_property
+    def good(self) -> Style:
+        """Going well."""
+        return self.role("good")
+
+    @cached_property
+    def warning(self) -> Style:
+        """Under pressure: waits, preemptions, evictions."""
+        return self.role("warning") + Style(bold=self.mono or None)
+
+    @cached_property
+    def error(self) -> Style:
+        """Went wrong."""
+        return self.role("error") + Style(bold=True)
+
+    @cached_property
+    def selection(self) -> Style:
+        """Add this to a style to draw it selected: `style + palette.selection`."""
+        return Style(reverse=True) if self.mono else Style(bgcolor=self._color("selection"))
+
+    @cached_property
+    def blank(self) -> Style:
+        """Empty space."""
+        return Style() if self.mono else Style(bgcolor=self._color("background"))
+
+    def _on_background(self, name: str) -> Style:
+        return Style(color=self._color(name), bgcolor=self._color("background"))
+
+    def _color(self, name: str) -> Color:
+        return Color.parse(self.colors[name])
+
+    def _make_hue(self, index: int, dimmed: bool) -> Style:
+        if self.mono:
+            return Style(dim=dimmed or index < 0)
+        background = self._color("background")
+        color = Color.parse(self.hues[index]) if index >= 0 else self._color("muted")
+        if not dimmed:
+            return Style(color=color, bgcolor=background)
+        if color.triplet is None or background.triplet is None:
+            return Style(color=Color.parse("bright_black"), bgcolor=background)
+        return Style(color=Color.from_triplet(_blend(color.triplet, background.triplet)), bgcolor=background)
+
+
+def _blend(color: ColorTriplet, background: ColorTriplet) -> ColorTriplet:
+    """A colour moved towards the background, so that it steps back."""
+    pairs = zip(color, background, strict=True)
+    return ColorTriplet(*(round(c + (b - c) * _DIM_FRACTION) for c, b in pairs))
+
+
+def contrast(first: str, second: str) -> float:
+    """The contrast ratio of two `#rrggbb` colours, 1 to 21 (WCAG 2.2, relative luminance)."""
+    lighter, darker = sorted((_luminance(first), _luminance(second)), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def _luminance(color: str) -> float:
+    channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def load_palette(path: Path, mono: bool = False) -> Palette:
+    """Read one theme file; nothing in it is executed.
+
+    Raises:
+        ThemeError: Names the file, the entry and what is expected.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise ThemeError(f"theme {path.name}: larger than {_MOST_BYTES // 1024} KiB, so it is not a theme file")
+        table = tomllib.loads(data.decode("utf-8"))
+    except OSError as error:
+        raise ThemeError(f"theme {path.name}: cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ThemeError(f"theme {path.name}: not TOML: {error}") from error
+    return _palette_of(path, table, mono)
+
+
+def _palette_of(path: Path, table: dict[str, object], mono: bool) -> Palette:
+    ansi = table.get("ansi", False)
+    pattern, kind = (_ANSI, "an ANSI colour name") if ansi else (_HEX, "a colour as #rrggbb")
+
+    def need(condition: bool, entry: str, expected: str) -> None:
+        if not condition:
+            raise ThemeError(f"theme {path.name}: {entry} should be {expected}")
+
+    colors, hues, dark = table.get("colors"), table.get("hues"), table.get("dark")
+    need(isinstance(dark, bool) and isinstance(ansi, bool), "dark (and ansi)", "true or false")
+    need(isinstance(colors, dict), "[colors]", "a table with one colour for each role")
+    need(isinstance(hues, list), "hues", "a list of colours")
+    assert isinstance(colors, dict)
+    assert isinstance(hues, list)
+    need(2 <= len(hues) <= 64, "hues", "a list of 2 to 64 colours")
+    for role in ROLES:
+        need(isinstance(colors.get(role), str) and bool(pattern.fullmatch(colors[role])), f"colors.{role}", kind)
+    for i, hue in enumerate(hues):
+        need(isinstance(hue, str) and bool(pattern.fullmatch(hue)), f"hues[{i}]", kind)
+    return Palette(
+        name=path.stem,
+        dark=bool(dark),
+        ansi=bool(ansi),
+        colors={role: colors[role] for role in ROLES},
+        hues=tuple(hues),
+        mono=mono,
+    )
+
+
+DEFAULT_THEME = "dark"
+
+
+def load_palettes(mono: bool = False) -> dict[str, Palette]:
+    """All packaged themes by name, the default first.
+
+    Raises:
+        ThemeError: If one of them cannot be used, or none is there.
+    """
+    folder = packaged_folder("themes")
+    palettes = {path.stem: load_palette(path, mono) for path in sorted(folder.glob("*.toml"))}
+    if DEFAULT_THEME not in palettes:
+        raise ThemeError(f"no {DEFAULT_THEME}.toml in {folder}: kvtui is not installed completely; reinstall it")
+    return {DEFAULT_THEME: palettes.pop(DEFAULT_THEME), **palettes}

@@ -1,0 +1,83 @@
+"""What every panel is given, and what it answers with: the seam between the app and its panels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from textual.message import Message
+from textual.scroll_view import ScrollView
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from engine.trace.state import PoolState
+
+    from engine.trace.events import StepTrace
+    from kvtui.glyphs import Glyphs
+    from kvtui.history import History
+    from kvtui.palette import Palette
+    from kvtui.sources.source import Source
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One moment of the session as every panel sees it. Panels read it and never change it.
+
+    Attributes:
+        source: For its position, length, speed, `live` and `paused`.
+        state: `source.state`: the fold.
+        history: Series over the steps.
+        palette: Hue says who.
+        glyphs: Glyph says what.
+        selected_request: All panels dim the others; None: nothing is selected.
+        selected_block: None: nothing is selected.
+        running: Requests in the batch of the last step.
+    """
+
+    source: Source
+    state: PoolState
+    history: History
+    palette: Palette
+    glyphs: Glyphs
+    selected_request: int | None = None
+    selected_block: int | None = None
+    running: frozenset[int] = frozenset()
+
+
+class RequestSelected(Message):
+    """The user picked a request (or none) in a panel; the app answers with a new view."""
+
+    def __init__(self, request: int | None) -> None:
+        super().__init__()
+        self.request = request
+
+
+class BlockSelected(Message):
+    """The user picked a block (or none) in a panel; the app answers with a new view."""
+
+    def __init__(self, block: int | None) -> None:
+        super().__init__()
+        self.block = block
+
+
+class Panel(ScrollView, can_focus=True):
+    """A part of the screen that draws the view, one line at a time.
+
+    The app calls `update_view` at its frame rate and only when something changed. A panel keeps the view, works out
+    which of its rows look different and refreshes those (`refresh_lines`), not itself.
+
+    Strips carry the palette's background themselves: the Line API adds none.
+    """
+
+    view: View | None = None
+
+    def update_view(self, view: View, steps: Sequence[StepTrace], reset: bool) -> None:
+        """Take a new view.
+
+        Args:
+            view: What to draw from now on.
+            steps: Applied since the last call, oldest first; empty when only the selection, size or theme changed.
+            reset: The state jumped, or the theme or glyphs changed: everything drawn before is void.
+        """
+        raise NotImplementedError
