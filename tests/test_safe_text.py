@@ -12,13 +12,8 @@ from kvtui.safe_text import clean, fit, width, wrap
 
 FAMILY = "👨\u200d👩\u200d👧"
 ANY_TEXT = st.text(st.characters(exclude_categories=[]), max_size=60)
-NASTY = st.lists(
-    st.sampled_from(
-        ["a", " ", "字", FAMILY, "❤\ufe0f", "🇩🇪", "👍🏽", "e\u0301", "\x1b[31m", "\n", "\t", "\x9b", "\u202e"]
-        + ["ᄒ", "\u1161", "क्षि"]
-    ),
-    max_size=20,
-).map("".join)
+NASTY_PIECES = "a| |字|❤\ufe0f|🇩🇪|👍🏽|e\u0301|\x1b[31m|\n|\t|\x9b|\u202e|ᄒ|\u1161|क्षि|" + FAMILY
+NASTY = st.lists(st.sampled_from(NASTY_PIECES.split("|")), max_size=20).map("".join)
 
 
 def is_harmless(safe: str) -> bool:
