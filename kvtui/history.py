@@ -1,0 +1,329 @@
+"""What happened at each of the last steps: the series behind the panels with a time axis.
+
+Everything lies in arrays of fixed size that are written in a ring, so an hour of session costs the memory of its first
+minute. One row of `codes` belongs to one request and one column to one step; rows of requests that ended are taken
+over by new ones.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from engine.request import FinishReason, RequestStatus
+from engine.trace.events import DecisionKind, Op, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import numpy.typing as npt
+    from engine.trace.state import PoolState, RequestState
+
+    from engine.trace.events import StepTrace
+
+_RATE_STEPS = 64
+_RATE_NS = 5_000_000_000
+
+
+class Mark(enum.IntEnum):
+    """What one request did in one step."""
+
+    ABSENT = 0
+    """It had not arrived, or had ended."""
+    WAITING = 1
+    """Live and not in the batch."""
+    PREFILL = 2
+    DECODE = 3
+    RECOMPUTE = 4
+    PREEMPTED = 5
+    """It lost its blocks in this step."""
+    ENDED = 6
+    """Its last step; it stopped by itself or reached its length."""
+    ENDED_BADLY = 7
+    """Aborted, refused or failed in this step."""
+
+
+_MARK_OF_PHASE = {Phase.PREFILL: Mark.PREFILL, Phase.DECODE: Mark.DECODE, Phase.RECOMPUTE: Mark.RECOMPUTE}
+_WELL = (FinishReason.STOP, FinishReason.LENGTH)
+
+_STEP = np.dtype(
+    [
+        ("index", np.int64),
+        ("start_ns", np.int64),
+        ("schedule_ns", np.int64),
+        ("execute_ns", np.int64),
+        ("sample_ns", np.int64),
+        ("update_ns", np.int64),
+        ("used", np.int64),
+        ("cached", np.int64),
+        ("free", np.int64),
+        ("running", np.int64),
+        ("waiting", np.int64),
+        ("preempted", np.int64),
+        ("batch", np.int64),
+        ("prefill_tokens", np.int64),
+        ("recompute_tokens", np.int64),
+        ("decode_tokens", np.int64),
+        ("generated", np.int64),
+        ("preemptions", np.int64),
+        ("evictions", np.int64),
+    ]
+)
+
+
+class Waste(NamedTuple):
+    """How well memory is used at one moment.
+
+    Attributes:
+        held_tokens: S, the tokens whose keys and values lie in blocks in use, each block counted once.
+        used_blocks: Blocks in use.
+        utilisation: S / (used_blocks x block_size).
+        waste: 1 - utilisation: slots of partly filled blocks (internal fragmentation).
+        reserved_waste: 1 - sum S_i / sum S_i^max over the requests that hold blocks: what would lie idle if each had
+            reserved contiguous memory for the most it can come to, S_i^max = min(prompt + max_tokens, max_model_len).
+            This is the kind measured for earlier systems in Kwon et al., SOSP 2023 (section 3.1), and a mild form of
+            it: those often reserved max_model_len.
+        bytes: S x kv_bytes_per_token, where that is 2 x layers x kv_heads x head_dim x bytes of one element.
+    """
+
+    held_tokens: int
+    used_blocks: int
+    utilisation: float
+    waste: float
+    reserved_waste: float
+    bytes: int
+
+
+def waste_of(state: PoolState) -> Waste:
+    """Measure the memory of a state; zeros where nothing is in use. Costs one pass over the blocks."""
+    header = state.header
+    used = int(state.used)
+    held = int(state.filled[state.refs > 0].sum(dtype=np.int64)) if used else 0
+    tokens = longest = 0
+    for request in state.requests.values():
+        if request.table and not RequestStatus(request.status).is_finished:
+            tokens += request.num_computed
+            longest += max(
+                request.num_computed, min(request.num_prompt_tokens + request.max_tokens, header.max_model_len)
+            )
+    utilisation = held / (used * header.block_size) if used else 0.0
+    return Waste(
+        held_tokens=held,
+        used_blocks=used,
+        utilisation=utilisation,
+        waste=1 - utilisation if used else 0.0,
+        reserved_waste=1 - tokens / longest if longest else 0.0,
+        bytes=held * header.model.kv_bytes_per_token,
+    )
+
+
+class Rates(NamedTuple):
+    """Averages over the last steps: at most 64 of them, from at most 5 s before the last one began.
+
+    Attributes:
+        steps_per_s: Steps / (end of the last - start of the first), by the trace's own clock.
+        tokens_per_s: Tokens generated in them / the same time.
+        average_batch: Mean number of requests in a batch, steps without one left out.
+    """
+
+    steps_per_s: float
+    tokens_per_s: float
+    average_batch: float
+
+
+class History:
+    """Per-step series of the last `capacity` steps.
+
+    Attributes:
+        capacity: Steps that are remembered, W.
+        codes: `Mark` per request and step, uint8 `[max_requests, W]`; a step's column is `index % W`.
+        total: Steps appended since the start or the last `clear`.
+    """
+
+    def __init__(self, capacity: int = 1024, max_requests: int = 512) -> None:
+        if capacity < 1 or max_requests < 1:
+            raise ValueError(f"a history of {capacity} steps and {max_requests} requests: use at least 1 of each")
+        self.capacity = capacity
+        self.codes: npt.NDArray[np.uint8] = np.zeros((max_requests, capacity), np.uint8)
+        self._ring = np.zeros(capacity, _STEP)
+        self._live = np.zeros(max_requests, np.bool_)
+        self._last_seen = np.full(max_requests, -1, np.int64)
+        self._row_of: dict[int, int] = {}
+        self._free_rows = list(range(max_requests - 1, -1, -1))
+        self._newest = -1
+        self._pending: list[RequestState] = []
+        self.total = 0
+
+    def __len__(self) -> int:
+        """Steps that can be read."""
+        return min(self.total, self.capacity)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.codes[:] = 0
+        self._live[:] = False
+        self._last_seen[:] = -1
+        self._row_of.clear()
+        self._free_rows = list(range(len(self._live) - 1, -1, -1))
+        self._newest = -1
+        self._pending.clear()
+        self.total = 0
+
+    def rebuild(self, steps: Iterable[StepTrace], state: PoolState) -> None:
+        """Start anew from the steps that led to a state, oldest first; the last `capacity` of them count."""
+        self.clear()
+        for step in steps:
+            self.append(step, state)
+
+    def append(self, step: StepTrace, state: PoolState) -> None:
+        """Add a step. The state may be ahead of it: only who has arrived is read from there.
+
+        A step that does not follow the last one starts the series anew.
+        """
+        if self.total and step.index != self.last_index + 1:
+            self.clear()
+        column = step.index % self.capacity
+        marks = self.codes[:, column]
+        self._arrivals(step, state)
+        np.multiply(self._live, np.uint8(Mark.WAITING), out=marks)
+        scheduled = [0, 0, 0]
+        for request, phase, _, num_scheduled in step.batch:
+            row = self._row(request, step.index)
+            self._last_seen[row] = step.index
+            marks[row] = _MARK_OF_PHASE[Phase(phase)]
+            scheduled[phase] += num_scheduled
+        preemptions = 0
+        for decision in step.decisions:
+            if decision.kind == DecisionKind.PREEMPTED:
+                preemptions += 1
+                marks[self._row(decision.request, step.index)] = Mark.PREEMPTED
+        for finish in step.finished:
+            row = self._row(finish.request, step.index)
+            marks[row] = Mark.ENDED if finish.reason in _WELL else Mark.ENDED_BADLY
+            self._live[row] = False
+            self._last_seen[row] = step.index
+        counters = step.counters
+        self._ring[column] = (
+            step.index,
+            step.start_ns,
+            step.schedule_ns,
+            step.execute_ns,
+            step.sample_ns,
+            step.update_ns,
+            counters.used_blocks,
+            counters.cached_blocks,
+            counters.free_blocks,
+            counters.running,
+            counters.waiting,
+            counters.preempted,
+            len(step.batch),
+            scheduled[Phase.PREFILL],
+            scheduled[Phase.RECOMPUTE],
+            scheduled[Phase.DECODE],
+            len(step.tokens),
+            preemptions,
+            sum(op.op == Op.EVICT for op in step.ops),
+        )
+        self._hits = (counters.prefix_hit_tokens, counters.prefix_queried_tokens)
+        self._last_index = step.index
+        self.total += 1
+
+    @property
+    def last_index(self) -> int:
+        """Index of the last step, -1 before the first."""
+        return self._last_index if self.total else -1
+
+    def columns(self, first: int, stop: int) -> npt.NDArray[np.int64]:
+        """Places in the ring of the steps `first` to `stop - 1`; all must be remembered."""
+        if first < stop and not self.last_index - len(self) < first <= stop - 1 <= self.last_index:
+            raise IndexError(f"steps {first} to {stop - 1} are not all among the last {len(self)}")
+        return np.arange(first, stop, dtype=np.int64) % self.capacity
+
+    def series(self, name: str, first: int, stop: int) -> npt.NDArray[np.int64]:
+        """One field of the steps `first` to `stop - 1`.
+
+        Args:
+            name: `index`, `start_ns`, `schedule_ns`, `execute_ns`, `sample_ns`, `update_ns` (ns); `used`, `cached`,
+                `free` (blocks); `running`, `waiting`, `preempted`, `batch` (requests); `prefill_tokens`,
+                `recompute_tokens`, `decode_tokens` (scheduled), `generated` (tokens sampled); `preemptions`,
+                `evictions` (events in the step).
+            first: A remembered step.
+            stop: One past the last.
+        """
+        values: npt.NDArray[np.int64] = self._ring[name][self.columns(first, stop)]
+        return values
+
+    def marks(self, request: int, first: int, stop: int) -> npt.NDArray[np.uint8]:
+        """What a request did in the steps `first` to `stop - 1`, as `Mark` codes; all absent for an unknown one."""
+        row = self._row_of.get(request)
+        if row is None:
+            return np.zeros(max(0, stop - first), np.uint8)
+        codes: npt.NDArray[np.uint8] = self.codes[row, self.columns(first, stop)]
+        return codes
+
+    def requests(self, first: int) -> list[tuple[int, bool]]:
+        """The requests that were there at step `first` or later, in order of arrival, and whether each still is."""
+        live, last_seen = self._live, self._last_seen
+        return sorted((r, bool(live[row])) for r, row in self._row_of.items() if live[row] or last_seen[row] >= first)
+
+    def rates(self) -> Rates:
+        """Running averages; zeros before the first step."""
+        stop = self.last_index + 1
+        first = stop - min(len(self), _RATE_STEPS)
+        if first == stop:
+            return Rates(0.0, 0.0, 0.0)
+        rows = self._ring[self.columns(first, stop)]
+        rows = rows[rows["start_ns"] >= rows["start_ns"][-1] - _RATE_NS]
+        last = rows[-1]
+        end = last["start_ns"] + last["schedule_ns"] + last["execute_ns"] + last["sample_ns"] + last["update_ns"]
+        seconds = float(end - rows["start_ns"][0]) / 1e9
+        batches = rows["batch"][rows["batch"] > 0]
+        return Rates(
+            steps_per_s=len(rows) / seconds if seconds > 0 else 0.0,
+            tokens_per_s=float(rows["generated"].sum()) / seconds if seconds > 0 else 0.0,
+            average_batch=float(batches.mean()) if len(batches) else 0.0,
+        )
+
+    @property
+    def prefix_hit_rate(self) -> float | None:
+        """Prompt tokens found in the prefix cache / prompt tokens looked up, since the trace began; None if none."""
+        hits, queried = self._hits if self.total else (0, 0)
+        return hits / queried if queried else None
+
+    def _arrivals(self, step: StepTrace, state: PoolState) -> None:
+        """Give a row to every request that has arrived by the end of this step."""
+        for request in reversed(state.requests):
+            if request <= self._newest:
+                break
+            self._pending.append(state.requests[request])
+        if not self._pending:
+            return
+        self._newest = max(self._newest, max(r.request for r in self._pending))
+        end = step.start_ns + step.schedule_ns + step.execute_ns + step.sample_ns + step.update_ns
+        later = []
+        for arrived in sorted(self._pending, key=lambda r: r.request):
+            over = RequestStatus(arrived.status).is_finished and arrived.finished_ns < step.start_ns
+            if arrived.arrival_ns > end:
+                later.append(arrived)
+            elif not over and arrived.request not in self._row_of:
+                self._row(arrived.request, step.index)
+        self._pending = later
+
+    def _row(self, request: int, index: int) -> int:
+        """The row of a request, made live and given a row if it has none."""
+        row = self._row_of.get(request)
+        if row is None:
+            row = self._free_rows.pop() if self._free_rows else self._take_over()
+            self.codes[row] = 0
+            self._row_of[request] = row
+            self._live[row] = True
+            self._last_seen[row] = index
+        return row
+
+    def _take_over(self) -> int:
+        """A row from the request that ended first or, where none has ended, from the one longest out of a batch."""
+        request, row = min(self._row_of.items(), key=lambda item: (self._live[item[1]], self._last_seen[item[1]]))
+        del self._row_of[request]
+        return row
