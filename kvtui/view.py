@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+from textual.binding import Binding
 from textual.message import Message
 from textual.scroll_view import ScrollView
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from textual.binding import BindingType
+    from textual.filter import LineFilter
 
     from engine.trace.state import PoolState
 
@@ -61,7 +65,7 @@ class BlockSelected(Message):
         self.block = block
 
 
-class Panel(ScrollView, can_focus=True):
+class Panel(ScrollView, can_focus=True, inherit_bindings=False):
     """A part of the screen that draws the view, one line at a time.
 
     The app calls `update_view` at its frame rate and only when something changed. A panel keeps the view, works out
@@ -70,7 +74,20 @@ class Panel(ScrollView, can_focus=True):
     Strips carry the palette's background themselves: the Line API adds none.
     """
 
+    # Arrows to the sides, home and end belong to the session's time, not to the panel.
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "scroll_up", "scroll up", show=False, id="panel.up"),
+        Binding("down", "scroll_down", "scroll down", show=False, id="panel.down"),
+        Binding("pageup", "page_up", "page up", show=False, id="panel.page-up"),
+        Binding("pagedown", "page_down", "page down", show=False, id="panel.page-down"),
+    ]
+
     view: View | None = None
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """None where the strips hold exact colours already: the filters are over half the cost of a frame."""
+        palette = self.view.palette if self.view is not None else None
+        return [] if palette is not None and not palette.ansi and not palette.mono else self.app.get_line_filters()
 
     def update_view(self, view: View, steps: Sequence[StepTrace], reset: bool) -> None:
         """Take a new view.

@@ -36,7 +36,11 @@ class Source(Protocol):
     error: str | None
 
     def poll(self) -> list[StepTrace]:
-        """Apply what is due now; the steps applied since the last call, in order."""
+        """Apply what is due now; the steps applied since the last call, in order.
+
+        After a jump (`generation` has grown) these are the last few hundred steps up to `position`, so that panels with
+        a time axis have something to show.
+        """
         ...
 
     def pause(self) -> None:
