@@ -1,0 +1,54 @@
+"""Linear layers laid out once for the processor that runs them.
+
+On a CPU in float32, torch hands `F.linear` to a BLAS that repacks the weights at every call and, on some processors,
+picks a slow kernel for them. oneDNN keeps the weights packed in its own blocked layout; its float32 results differ
+from the BLAS's by rounding only. Everywhere else `F.linear` is the best there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+
+Projection = Callable[[torch.Tensor], torch.Tensor]
+"""`[T, in] -> [T, out]`."""
+
+_PACK_FOR_ROWS = 32
+"""Rows that the packed layout is chosen for; it serves any number (measured: within 5% of the best from 4 rows up)."""
+
+
+def make_projection(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Projection:
+    """A linear layer with its weights in the fastest layout.
+
+    Args:
+        weight: `[out, in]`. Kept by reference where it cannot be packed, else copied.
+        bias: `[out]`.
+    """
+    if weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available():
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _PACK_FOR_ROWS)
+
+        def project_packed(x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+            return y
+
+        return project_packed
+
+    def project(x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, weight, bias)
+
+    return project
+
+
+def join(layers: Sequence[torch.nn.Linear]) -> Projection:
+    """One projection that gives the layers' outputs side by side, in one pass over the input.
+
+    Raises:
+        ValueError: Some of the layers have a bias and some have not.
+    """
+    weight = torch.cat([layer.weight.detach() for layer in layers])
+    biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
+    if biases and len(biases) != len(layers):
+        raise ValueError("layers with and without a bias cannot be joined")
+    return make_projection(weight, torch.cat(biases) if biases else None)
