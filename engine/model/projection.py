@@ -26,7 +26,7 @@ def make_projection(weight: torch.Tensor, bias: torch.Tensor | None = None) -> P
         weight: `[out, in]`. Kept by reference where it cannot be packed, else copied.
         bias: `[out]`.
     """
-    if weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available():
+    if weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _PACK_FOR_ROWS)
 
         def project_packed(x: torch.Tensor) -> torch.Tensor:
