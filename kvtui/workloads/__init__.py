@@ -1,0 +1,1 @@
+"""Workloads: what is asked of an engine, and when. Built in, or read from a file."""
