@@ -16,6 +16,7 @@ class Glyphs:
 
     Attributes:
         levels: From nearly empty to full; `level` picks one.
+        marked: A block in use under the cursor, where a full cell would hide the cursor's background.
         many: Stands for a number above 9.
         history: From 0 to full, for curves over time.
     """
@@ -32,6 +33,7 @@ class Glyphs:
     recompute: str
     history: str
     cursor: str
+    marked: str
     ellipsis: str
     dot: str
     bar: str
@@ -65,6 +67,7 @@ UNICODE = Glyphs(
     recompute="◇",
     history=" ▁▂▃▄▅▆▇█",
     cursor="▸",
+    marked="◆",
     ellipsis="…",
     dot="·",
     bar="━",
@@ -93,6 +96,7 @@ ASCII = Glyphs(
     recompute="R",
     history=" .:-=+*%#",
     cursor=">",
+    marked="@",
     ellipsis="~",
     dot="-",
     bar="=",

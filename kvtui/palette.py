@@ -142,6 +142,20 @@ class Palette:
         return Style(reverse=True) if self.mono else Style(bgcolor=self._color("selection"))
 
     @cached_property
+    def flash(self) -> Style:
+        """Add this to a style to light it up for a moment: what just changed."""
+        if self.mono or self.ansi:
+            return Style(reverse=True)
+        return Style(color=self._color("text"), bgcolor=self._color("selection"), bold=True)
+
+    @cached_property
+    def cursor(self) -> Style:
+        """The cell under the cursor."""
+        if self.mono or self.ansi:
+            return Style(reverse=True, bold=True)
+        return Style(color=self._color("background"), bgcolor=self._color("text"), bold=True)
+
+    @cached_property
     def blank(self) -> Style:
         """Empty space."""
         return Style() if self.mono else Style(bgcolor=self._color("background"))

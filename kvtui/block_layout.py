@@ -1,0 +1,147 @@
+"""Where each block of the pool is drawn: cells, groups, rows and their addresses.
+
+A level says how wide a cell is, how far rows are apart, and how many blocks a cell stands for. The roomiest level at
+which the whole pool is visible is the one to start from; zooming moves along the levels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+GROUP = 8
+"""Cells between two gaps, so that the eye can count."""
+
+_MIN_WIDTH_FOR_ADDRESSES = 28
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One zoom level.
+
+    Attributes:
+        cell: Characters a cell takes; the last one stays blank where there are more than one.
+        pitch: Lines from one row to the next.
+        blocks: Blocks a cell stands for.
+    """
+
+    cell: int
+    pitch: int
+    blocks: int
+
+
+def levels_for(num_blocks: int) -> list[Level]:
+    """All levels that make sense for a pool, from the roomiest to one cell for the whole pool."""
+    levels = [Level(3, 2, 1), Level(3, 1, 1), Level(2, 1, 1), Level(1, 1, 1)]
+    blocks = 2
+    while blocks < num_blocks * 2:
+        levels.append(Level(1, 1, blocks))
+        blocks *= 2
+    return levels
+
+
+@dataclass(frozen=True)
+class BlockLayout:
+    """The grid at one level and one width.
+
+    Attributes:
+        columns: Cells in a row; a power of two where that costs no visibility, so that addresses are round.
+        gutter: Characters for the address in front of a row; 0 where there is no room for it.
+    """
+
+    num_blocks: int
+    level: Level
+    width: int
+    columns: int
+    gutter: int
+
+    @property
+    def num_cells(self) -> int:
+        """Cells that stand for at least one block."""
+        return -(-self.num_blocks // self.level.blocks)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of cells."""
+        return -(-self.num_cells // self.columns)
+
+    @property
+    def num_lines(self) -> int:
+        """Lines of text, blank ones between rows included."""
+        return (self.num_rows - 1) * self.level.pitch + 1
+
+    def row_of_line(self, line: int) -> int | None:
+        """The row drawn on a line, if any."""
+        row, offset = divmod(line, self.level.pitch)
+        return row if offset == 0 and 0 <= row < self.num_rows else None
+
+    def line_of_block(self, block: int) -> int:
+        """The line that a block is drawn on."""
+        return block // (self.columns * self.level.blocks) * self.level.pitch
+
+    def block_at(self, x: int, line: int) -> int | None:
+        """The first block of the cell at a place, if there is one."""
+        row = self.row_of_line(line)
+        x -= self.gutter
+        if row is None or not 0 <= x < len(self.cell_of_char):
+            return None
+        column = int(self.cell_of_char[x])
+        if column < 0:
+            return None
+        cell = row * self.columns + column
+        return cell * self.level.blocks if cell < self.num_cells else None
+
+    @cached_property
+    def cell_of_char(self) -> NDArray[np.int32]:
+        """For each character of a row after the gutter, the column of its cell, or -1 in a gap."""
+        chars: list[int] = []
+        for column in range(self.columns):
+            if column and column % GROUP == 0 and self.level.blocks == 1:
+                chars.append(-1)
+            chars.extend([column] * max(1, self.level.cell - 1))
+            if self.level.cell > 1:
+                chars.append(-1)
+        return np.array(chars, dtype=np.int32)
+
+    @cached_property
+    def is_second_char(self) -> NDArray[np.bool_]:
+        """For each character of a row after the gutter, whether it repeats the cell to its left."""
+        cells = self.cell_of_char
+        second = np.zeros(len(cells), dtype=np.bool_)
+        second[1:] = (cells[1:] == cells[:-1]) & (cells[1:] >= 0)
+        return second
+
+
+def _columns_at(level: Level, room: int) -> int:
+    """Cells that fit beside each other: whole groups where one fits."""
+    if level.blocks > 1:
+        return max(1, room)
+    group = GROUP * level.cell + 1
+    groups = (room + (2 if level.cell > 1 else 1)) // group
+    return groups * GROUP if groups else max(1, (room + (level.cell > 1)) // level.cell)
+
+
+def lay_out(num_blocks: int, level: Level, width: int, height: int) -> BlockLayout:
+    """The grid of a level in a place of some size; it may be taller than the place."""
+    digits = len(str(max(0, num_blocks - 1)))
+    gutter = digits + 1 if width >= _MIN_WIDTH_FOR_ADDRESSES else 0
+    most = _columns_at(level, max(1, width - gutter))
+    full = BlockLayout(num_blocks, level, width, most, gutter)
+    round_columns = 1 << (most.bit_length() - 1)
+    round_layout = BlockLayout(num_blocks, level, width, round_columns, gutter)
+    return round_layout if round_layout.num_lines <= height or full.num_lines > height else full
+
+
+def fitting_level(num_blocks: int, width: int, height: int) -> int:
+    """Index (in `levels_for`) of the roomiest level at which the whole pool is visible."""
+    levels = levels_for(num_blocks)
+    for index, level in enumerate(levels):
+        if lay_out(num_blocks, level, width, height).num_lines <= height:
+            return index
+    return len(levels) - 1
