@@ -1,0 +1,202 @@
+"""What must hold after every step, checked against the whole state at once.
+
+`check` looks at every block and every table: for tests and for `kvtui inspect`. `quick_check` is a sum, cheap enough
+to run live. The fold itself (`PoolState.apply`) notes operations that contradict the state they meet.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from engine.request import RequestStatus
+
+if TYPE_CHECKING:
+    from engine.trace.state import PoolState, RequestState
+
+MAX_NAMED = 16
+"""Violations of one kind that one check names; one is enough to look, a thousand hide it."""
+
+
+class Violation(NamedTuple):
+    """A broken invariant.
+
+    Attributes:
+        name: Which one, a short fixed word: `references`, `partition`, `free_queue`, `filled`, `hashed_full`,
+            `counters`, `tables`, or what an operation did wrong (`operation`, `request`, `sequence`, `size`).
+        block: The block concerned, or -1 where none is.
+        step: Index of the step after which it was broken.
+        message: One line with the numbers.
+    """
+
+    name: str
+    block: int
+    step: int
+    message: str
+
+    def __str__(self) -> str:
+        where = f"block {self.block}, " if self.block >= 0 else ""
+        return f"{self.name}: {where}step {self.step}: {self.message}"
+
+
+def quick_check(state: PoolState) -> list[Violation]:
+    """Whether the state's own levels add up to the pool and equal the step's counters; costs three additions."""
+    found: list[Violation] = []
+    total = state.used + state.cached + state.free
+    if total != state.header.num_blocks:
+        found.append(
+            Violation(
+                "partition",
+                -1,
+                state.step,
+                f"{state.used} used + {state.cached} cached + {state.free} free = {total}, "
+                f"but the pool has {state.header.num_blocks} blocks",
+            )
+        )
+    if state.step >= 0:
+        counters = state.counters
+        for what, folded, told in (
+            ("used", state.used, counters.used_blocks),
+            ("cached", state.cached, counters.cached_blocks),
+            ("free", state.free, counters.free_blocks),
+        ):
+            if folded != told:
+                found.append(
+                    Violation(
+                        "counters",
+                        -1,
+                        state.step,
+                        f"the step counts {told} {what} blocks, its operations leave {folded}",
+                    )
+                )
+    return found
+
+
+def check(state: PoolState) -> list[Violation]:
+    """Every invariant over the whole state; empty where all hold.
+
+    Time is proportional to the pool and the tables, all of it in numpy.
+    """
+    found = quick_check(state)
+    _check_references(state, found)
+    _check_partition(state, found)
+    _check_free_queue(state, found)
+    _check_hashed_full(state, found)
+    _check_requests(state, found)
+    return found
+
+
+def _check_references(state: PoolState, found: list[Violation]) -> None:
+    """A block's references equal its occurrences in all block tables."""
+    entries = [block for request in state.requests.values() if request.table for block in request.table if block >= 0]
+    n = state.header.num_blocks
+    occurrences = np.bincount(np.array(entries, dtype=np.int64), minlength=n)
+    for block in np.flatnonzero(occurrences[:n] != state.refs)[:MAX_NAMED].tolist():
+        found.append(
+            Violation(
+                "references",
+                block,
+                state.step,
+                f"{int(state.refs[block])} references, but it is in {int(occurrences[block])} places of block tables",
+            )
+        )
+
+
+def _check_partition(state: PoolState, found: list[Violation]) -> None:
+    """Used, cached and free are disjoint, and as many as the state says."""
+    held = state.refs > 0
+    hashed = state.key != 0
+    used = int(np.count_nonzero(held))
+    cached = int(np.count_nonzero(~held & hashed))
+    free = state.header.num_blocks - used - cached
+    if (used, cached, free) != (state.used, state.cached, state.free):
+        found.append(
+            Violation(
+                "partition",
+                -1,
+                state.step,
+                f"the blocks say {used} used, {cached} cached, {free} free; "
+                f"the state counts {state.used}, {state.cached}, {state.free}",
+            )
+        )
+    for block in np.flatnonzero(held != (state.owner >= 0))[:MAX_NAMED].tolist():
+        owner, refs = int(state.owner[block]), int(state.refs[block])
+        who = f"request {owner} owns it" if owner >= 0 else "nobody owns it"
+        found.append(Violation("partition", block, state.step, f"{who}, but it has {refs} references"))
+
+
+def _check_free_queue(state: PoolState, found: list[Violation]) -> None:
+    """No two blocks without references share a place in the free queue."""
+    idle = np.flatnonzero(state.refs <= 0)
+    stamps = state.free_order[idle]
+    order = np.argsort(stamps, kind="stable")
+    ranked = stamps[order]
+    for at in np.flatnonzero(ranked[1:] == ranked[:-1])[:MAX_NAMED].tolist():
+        block, other = int(idle[order[at + 1]]), int(idle[order[at]])
+        found.append(
+            Violation("free_queue", block, state.step, f"it has the same place in the free queue as block {other}")
+        )
+
+
+def _check_hashed_full(state: PoolState, found: list[Violation]) -> None:
+    """Content can be found only where every slot of the block is filled."""
+    size = state.header.block_size
+    for block in np.flatnonzero((state.key != 0) & (state.filled != size))[:MAX_NAMED].tolist():
+        found.append(
+            Violation(
+                "hashed_full",
+                block,
+                state.step,
+                f"its content can be found, but only {int(state.filled[block])} of {size} slots are filled",
+            )
+        )
+
+
+def _check_requests(state: PoolState, found: list[Violation]) -> None:
+    """Running requests' blocks hold exactly their computed tokens; all others hold no block."""
+    for request in state.requests.values():
+        if request.status == RequestStatus.RUNNING:
+            _check_filled(state, request, found)
+        elif request.table:
+            block = next((block for block in request.table if block >= 0), -1)
+            found.append(
+                Violation(
+                    "tables",
+                    block,
+                    state.step,
+                    f"request {request.request} is {request.status.name.lower()}, "
+                    f"but its table still has {len(request.table)} places",
+                )
+            )
+
+
+def _check_filled(state: PoolState, request: RequestState, found: list[Violation]) -> None:
+    size = state.header.block_size
+    computed = request.num_computed
+    table = request.table
+    if computed > len(table) * size:
+        found.append(
+            Violation(
+                "filled",
+                -1,
+                state.step,
+                f"request {request.request} has {computed} computed tokens, but places for {len(table) * size}",
+            )
+        )
+    if not table:
+        return
+    blocks = np.array(table, dtype=np.int64)
+    expected = np.clip(computed - size * np.arange(len(table)), 0, size)
+    wrong = (blocks >= 0) & (state.filled[blocks] != expected)
+    for place in np.flatnonzero(wrong)[:MAX_NAMED].tolist():
+        block = table[place]
+        found.append(
+            Violation(
+                "filled",
+                block,
+                state.step,
+                f"{int(state.filled[block])} slots are filled, but request {request.request} with {computed} computed "
+                f"tokens needs {int(expected[place])} at place {place}",
+            )
+        )
