@@ -1,0 +1,1 @@
+"""The OpenAI-form HTTP listener over a `PagedEngine`."""
