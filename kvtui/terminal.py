@@ -1,0 +1,76 @@
+"""The terminal that the dashboard is drawn on: whether it can, and a driver that keeps hold of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from textual.app import App
+    from textual.driver import Driver
+
+MIN_WIDTH, MIN_HEIGHT = 60, 16
+"""Below this there is only a line that says how much room is needed."""
+
+WIDE = 110
+"""From this width on all panels are on screen together."""
+
+
+def terminal_problem() -> str | None:
+    """Why the dashboard cannot be drawn here, in one line that says what to do; None where it can."""
+    instead = "kvtui run --headless prints plain lines, and kvtui inspect reports on a recording"
+    if os.environ.get("TERM") in ("dumb", "unknown"):
+        return f"TERM={os.environ['TERM']} cannot draw a dashboard: use another terminal; {instead}"
+    if not sys.__stdin__ or not sys.__stdin__.isatty():
+        return f"standard input is not a terminal, so no key would arrive: run kvtui in a terminal; {instead}"
+    if not (os.isatty(2) or os.isatty(1)):
+        return f"the output is not a terminal: run kvtui in a terminal; {instead}"
+    return None
+
+
+def driver_for(terminal: TextIO, on_leave: Callable[[], None]) -> type[Driver]:
+    """Textual's driver on a terminal of our own, since 1 and 2 are pipes by now.
+
+    Args:
+        terminal: Where to draw.
+        on_leave: Called once the screen belongs to the shell again.
+    """
+    from textual.drivers.linux_driver import LinuxDriver
+
+    class TerminalDriver(LinuxDriver):
+        """Writes to, and measures, the saved terminal."""
+
+        def __init__(self, app: App[Any], **settings: Any) -> None:
+            super().__init__(app, **settings)
+            self._file = terminal
+
+        def _get_terminal_size(self) -> tuple[int, int]:
+            try:
+                size = os.get_terminal_size(terminal.fileno())
+            except OSError:
+                return super()._get_terminal_size()
+            return (size.columns or 80, size.lines or 25)
+
+        def stop_application_mode(self) -> None:
+            super().stop_application_mode()
+            on_leave()
+
+    return TerminalDriver
+
+
+def pending_writes(driver: Driver | None) -> int:
+    """How many pieces of output the terminal has not taken yet; 0 where that cannot be known."""
+    queue = getattr(getattr(driver, "_writer_thread", None), "_queue", None)
+    return queue.qsize() if queue is not None else 0
+
+
+def drop_pending_writes(driver: Driver | None) -> None:
+    """Throw away frames that a slow terminal has not taken yet: they are stale, and quitting should not wait."""
+    queue = getattr(getattr(driver, "_writer_thread", None), "_queue", None)
+    if queue is not None:
+        with queue.mutex:
+            queue.queue.clear()
+            queue.not_full.notify_all()
