@@ -1,0 +1,269 @@
+"""The pool of physical blocks: who refers to each, which are free, and which contents can still be found.
+
+A block is in exactly one of three conditions: used (references), cached (no references, content findable) or free (no
+references, no content). Cached and free ones are in one queue, and allocation takes from its head: a block that was
+released longest ago goes first, and its content is lost only then.
+
+The loops over many blocks are written out by hand: they run for every block that a request takes or returns.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from engine.core.block_hash import trace_key
+from engine.trace.events import Op
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+OpRow = tuple[int, int, int, int]
+"""A block operation as the pool writes it; `engine.trace.events.BlockOp` names its places."""
+
+# Plain ints: the attribute look-up of an enum member costs as much as the rest of a loop's round.
+_ALLOCATE: Final = int(Op.ALLOCATE)
+_SHARE: Final = int(Op.SHARE)
+_HASH: Final = int(Op.HASH)
+_RELEASE: Final = int(Op.RELEASE)
+_EVICT: Final = int(Op.EVICT)
+
+
+class BlockPoolError(RuntimeError):
+    """An operation that would break the pool's accounting. The pool is as it was before."""
+
+
+class KVCacheBlock:
+    """One physical block.
+
+    Attributes:
+        block_id: Its place in the cache tensor, 0 to num_blocks - 1.
+        ref_cnt: References from block tables; a block is in the free queue exactly while this is 0.
+        block_hash: Digest of its content once it is full and published, else None.
+        prev_free: The block in front of it in the free queue; meaningless while it is used.
+        next_free: The block behind it.
+    """
+
+    __slots__ = ("block_hash", "block_id", "next_free", "prev_free", "ref_cnt")
+
+    def __init__(self, block_id: int) -> None:
+        self.block_id = block_id
+        self.ref_cnt = 0
+        self.block_hash: bytes | None = None
+        self.prev_free: KVCacheBlock = self
+        self.next_free: KVCacheBlock = self
+
+    def __repr__(self) -> str:
+        return f"KVCacheBlock({self.block_id}, ref_cnt={self.ref_cnt}, hashed={self.block_hash is not None})"
+
+
+class FreeBlockQueue:
+    """A doubly linked list through the blocks themselves, so that a hit leaves its middle in constant time.
+
+    `head` is a sentinel that closes the ring: head.next_free is the next to be allocated, head.prev_free the last.
+    """
+
+    __slots__ = ("head", "num_free")
+
+    def __init__(self, blocks: Sequence[KVCacheBlock]) -> None:
+        self.head = KVCacheBlock(-1)
+        self.num_free = len(blocks)
+        last = self.head
+        for block in blocks:
+            last.next_free = block
+            block.prev_free = last
+            last = block
+        last.next_free = self.head
+        self.head.prev_free = last
+
+    def remove(self, block: KVCacheBlock) -> None:
+        """Take a queued block out, wherever it stands."""
+        block.prev_free.next_free = block.next_free
+        block.next_free.prev_free = block.prev_free
+        self.num_free -= 1
+
+    def __iter__(self) -> Iterator[KVCacheBlock]:
+        block = self.head.next_free
+        while block is not self.head:
+            yield block
+            block = block.next_free
+
+    def __len__(self) -> int:
+        return self.num_free
+
+
+class BlockPool:
+    """All blocks of the cache.
+
+    Attributes:
+        num_blocks: Size of the pool.
+        blocks: By block id.
+        num_cached: Blocks without references whose content can still be found.
+        ops: Where operations are written, in order, or None while nobody looks.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.blocks = [KVCacheBlock(i) for i in range(num_blocks)]
+        self.free_queue = FreeBlockQueue(self.blocks)
+        self.num_cached = 0
+        self.ops: list[OpRow] | None = None
+        self._by_hash: dict[bytes, int] = {}
+        self._duplicates: dict[bytes, dict[int, None]] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be allocated, cached ones included."""
+        return self.free_queue.num_free
+
+    @property
+    def num_used(self) -> int:
+        """Blocks with references."""
+        return self.num_blocks - self.free_queue.num_free
+
+    def allocate(self, num: int, request_id: int, first_logical: int = 0) -> list[int]:
+        """Take blocks from the head of the free queue, one reference each; cached contents on the way are lost.
+
+        Args:
+            num: How many.
+            request_id: For whom.
+            first_logical: Place of the first one in the request's block table.
+
+        Returns:
+            Their ids.
+
+        Raises:
+            BlockPoolError: fewer are free.
+        """
+        queue = self.free_queue
+        if num > queue.num_free:
+            raise BlockPoolError(
+                f"request {request_id} asked for {num} blocks and {queue.num_free} are free: ask for fewer, or preempt"
+            )
+        taken: list[int] = []
+        append = taken.append
+        head = queue.head
+        block = head.next_free
+        ops = self.ops
+        if ops is None:
+            for _ in range(num):
+                if block.block_hash is not None:
+                    self._evict(block)
+                block.ref_cnt = 1
+                append(block.block_id)
+                block = block.next_free
+        else:
+            record = ops.append
+            for logical in range(first_logical, first_logical + num):
+                if block.block_hash is not None:
+                    self._evict(block)
+                block.ref_cnt = 1
+                block_id = block.block_id
+                append(block_id)
+                record((_ALLOCATE, block_id, request_id, logical))
+                block = block.next_free
+        head.next_free = block
+        block.prev_free = head
+        queue.num_free -= num
+        return taken
+
+    def touch(self, block_ids: Sequence[int], request_id: int, first_logical: int = 0) -> None:
+        """Refer to blocks that hold the content wanted; those without references leave the free queue."""
+        blocks, queue, ops = self.blocks, self.free_queue, self.ops
+        for logical, block_id in enumerate(block_ids, first_logical):
+            block = blocks[block_id]
+            if block.ref_cnt == 0:
+                queue.remove(block)
+                if block.block_hash is not None:
+                    self.num_cached -= 1
+            block.ref_cnt += 1
+            if ops is not None:
+                ops.append((_SHARE, block_id, request_id, logical))
+
+    def release(self, block_ids: Sequence[int], request_id: int) -> None:
+        """Drop one reference each; blocks without any join the tail of the free queue in the order given.
+
+        Give a request's tail first: what is released first is lost first, so that a prefix's head survives longest.
+
+        Raises:
+            BlockPoolError: a block comes twice, is free already, or does not exist. Nothing was released.
+        """
+        if not block_ids:
+            return
+        if len(set(block_ids)) != len(block_ids):
+            twice = sorted({i for i in block_ids if block_ids.count(i) > 1})
+            raise BlockPoolError(f"request {request_id} releases blocks {twice[:8]} twice in one list: pass each once")
+        if min(block_ids) < 0 or max(block_ids) >= self.num_blocks:
+            raise BlockPoolError(
+                f"request {request_id} releases block {min(block_ids)} or {max(block_ids)}, "
+                f"and the pool has 0 to {self.num_blocks - 1}"
+            )
+        blocks, head, ops = self.blocks, self.free_queue.head, self.ops
+        first_new = last = head.prev_free
+        freed = cached = 0
+        for block_id in block_ids:
+            block = blocks[block_id]
+            refs = block.ref_cnt
+            if refs == 1:
+                block.ref_cnt = 0
+                last.next_free = block
+                block.prev_free = last
+                last = block
+                freed += 1
+                if block.block_hash is not None:
+                    cached += 1
+            elif refs > 1:
+                block.ref_cnt = refs - 1
+            else:
+                # Nothing points back to the new chain yet, so cutting it off undoes it.
+                first_new.next_free = head
+                for undone in block_ids[: block_ids.index(block_id)]:
+                    blocks[undone].ref_cnt += 1
+                raise BlockPoolError(f"request {request_id} releases block {block_id}, which is free: release it once")
+        last.next_free = head
+        head.prev_free = last
+        self.free_queue.num_free += freed
+        self.num_cached += cached
+        if ops is not None:
+            ops += [(_RELEASE, block_id, request_id, 0) for block_id in block_ids]
+
+    def publish(self, block_id: int, digest: bytes) -> None:
+        """Make a full block's content findable.
+
+        Where another block holds the same content already, that one goes on being found and this one stands by: it
+        takes over when the other is evicted. Tables are never rewritten, so both stay (as in vLLM).
+
+        Raises:
+            BlockPoolError: nobody refers to the block, or it is published already.
+        """
+        block = self.blocks[block_id]
+        if block.ref_cnt == 0 or block.block_hash is not None:
+            raise BlockPoolError(f"{block!r} cannot be published: it must be in use and not published yet")
+        block.block_hash = digest
+        if self._by_hash.setdefault(digest, block_id) != block_id:
+            self._duplicates.setdefault(digest, {})[block_id] = None
+        if self.ops is not None:
+            self.ops.append((_HASH, block_id, trace_key(digest), 0))
+
+    def find(self, digest: bytes) -> int | None:
+        """A block with this content, used or cached."""
+        return self._by_hash.get(digest)
+
+    def _evict(self, block: KVCacheBlock) -> None:
+        digest = block.block_hash
+        if digest is None:
+            return
+        block.block_hash = None
+        self.num_cached -= 1
+        others = self._duplicates.get(digest)
+        if self._by_hash[digest] != block.block_id:
+            assert others is not None
+            del others[block.block_id]
+        elif others:
+            self._by_hash[digest] = next(iter(others))
+            del others[self._by_hash[digest]]
+        else:
+            del self._by_hash[digest]
+        if others is not None and not others:
+            del self._duplicates[digest]
+        if self.ops is not None:
+            self.ops.append((_EVICT, block.block_id, trace_key(digest), 0))

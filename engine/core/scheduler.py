@@ -1,0 +1,327 @@
+"""Who runs in the next iteration, with how many tokens, and why the others do not.
+
+One loop without a prefill phase and a decode phase: a running request is given tokens until its computed tokens catch
+up with its known ones, within the token budget; then waiting requests are admitted, first come, first served. When a
+running request finds no block, the youngest running one gives way: its blocks are released, its tokens kept, and it
+goes to the front of the waiting ones, to be computed again.
+
+Both queues are in order of arrival, and every running request came before every waiting one: admission takes the head
+only, and who gives way is the youngest that runs and becomes the new head. So nobody is
+overtaken; and since a step serves the running ones in that order, whoever gives way in it was not served in it yet.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.scheduler_output import SampledToken, ScheduledRequest, SchedulerOutput
+from engine.request import FinishReason, Request, RequestStatus
+from engine.trace.events import Decision, DecisionKind, Phase, Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from engine.config import EngineConfig
+
+__all__ = ["ScheduledRequest", "Scheduler", "SchedulerOutput"]
+
+logger = logging.getLogger("engine")
+
+
+class Scheduler:
+    """The policy.
+
+    Attributes:
+        kv: The block manager.
+        waiting: By request id; the head is served next.
+        running: By request id, oldest first.
+        decisions: What was decided since the caller last emptied it.
+        ended: Requests that ended since the caller last emptied it, in that order, each once.
+        num_preempted: Of the waiting requests, how many have run before.
+        num_preemptions: Since the start.
+        prefix_queried_tokens: Prompt tokens of all first admissions.
+        prefix_hit_tokens: Of these, tokens found in the prefix cache. A preempted request that finds its own blocks
+            again is not counted: that is no sharing.
+    """
+
+    def __init__(
+        self, config: EngineConfig, *, max_model_len: int | None = None, eos_token_ids: frozenset[int] = frozenset()
+    ) -> None:
+        limits = config.scheduler
+        self.kv = KVCacheManager(config.cache)
+        self.max_num_seqs = limits.max_num_seqs
+        self.max_num_batched_tokens = limits.max_num_batched_tokens
+        self.max_chunk = limits.max_prefill_chunk or limits.max_num_batched_tokens
+        self.max_model_len = min(limits.max_model_len, max_model_len or limits.max_model_len)
+        self.eos_token_ids = eos_token_ids
+        self.waiting: OrderedDict[int, Request] = OrderedDict()
+        self.running: dict[int, Request] = {}
+        self.decisions: list[Decision] = []
+        self.ended: list[Request] = []
+        self.num_preempted = 0
+        self.num_preemptions = 0
+        self.prefix_queried_tokens = 0
+        self.prefix_hit_tokens = 0
+        self._computed_once: dict[int, int] = {}
+        self._wait_told: dict[int, Decision] = {}
+        self._block_misses: dict[int, int] = {}
+        self._num_arrived = 0
+        self._order_changed = False
+
+    # ------------------------------------------------------------------ in and out
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request, or refuse at once what can never run: it would block everybody behind it for good."""
+        tokens, pool = request.num_prompt_tokens, self.kv.pool.num_blocks
+        needs = self.kv.num_blocks_for(tokens + 1)
+        if tokens == 0:
+            self._refuse(request, Reason.EMPTY_PROMPT, {}, "the prompt is empty: send at least one token")
+        elif tokens >= self.max_model_len:
+            self._refuse(
+                request,
+                Reason.TOO_LONG,
+                {"tokens": tokens, "limit": self.max_model_len},
+                f"the prompt has {tokens} tokens and a request may have {self.max_model_len} with its output: "
+                f"shorten it to at most {self.max_model_len - 1}",
+            )
+        elif needs > pool:
+            self._refuse(
+                request,
+                Reason.NEVER_FITS,
+                {"needs": needs, "pool": pool},
+                f"the prompt and its first new token need {needs} blocks and the pool has {pool}: "
+                "shorten the prompt, or start with more blocks (--num-blocks)",
+            )
+        else:
+            self.waiting[request.request_id] = request
+            self._num_arrived += 1
+
+    def max_tokens(self, request: Request) -> int:
+        """Most tokens that the request will generate: what it asks for, capped by max_model_len."""
+        return min(request.params.max_tokens, self.max_model_len - request.num_prompt_tokens)
+
+    def abort(self, request_id: int) -> bool:
+        """End a waiting or running request; nothing happens to others. Says whether there was one."""
+        request = self.running.get(request_id) or self.waiting.get(request_id)
+        if request is None:
+            return False
+        self.finish(request, FinishReason.ABORT)
+        return True
+
+    def fail(self, request: Request, reason: Reason, numbers: dict[str, int], message: str) -> None:
+        """End a request with an error; its tokens so far are kept."""
+        if not request.status.is_finished:
+            self.decisions.append(Decision(DecisionKind.FAILED, request.request_id, reason, numbers))
+            self.finish(request, FinishReason.ERROR, message)
+
+    def finish(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
+        """The one way in which a request ends, whatever ends it. A second call does nothing."""
+        if request.status.is_finished:
+            return
+        request_id = request.request_id
+        if self.running.pop(request_id, None) is None and self.waiting.pop(request_id, None) is not None:
+            self._left_waiting(request)
+            self._order_changed = True
+        request.status = reason.status
+        request.finish_reason = reason
+        request.error = error
+        self.kv.forget(request_id)
+        self._computed_once.pop(request_id, None)
+        self.ended.append(request)
+
+    def _refuse(self, request: Request, reason: Reason, numbers: dict[str, int], message: str) -> None:
+        self.decisions.append(Decision(DecisionKind.REFUSED, request.request_id, reason, numbers))
+        self.finish(request, FinishReason.REFUSED, message)
+
+    # ------------------------------------------------------------------ one iteration
+
+    def schedule(self) -> SchedulerOutput:
+        """Choose the next batch and give it its blocks."""
+        scheduled: list[ScheduledRequest] = []
+        budget = self.max_num_batched_tokens
+        for request in tuple(self.running.values()):
+            if budget == 0:
+                break
+            if request.status is not RequestStatus.RUNNING:
+                continue  # gave way to an older one, in this very loop
+            start = request.num_computed_tokens
+            num_new = min(request.num_tokens - start, self.max_chunk, budget)
+            if self._make_room(request, start + num_new):
+                scheduled.append(self._share(request, start, num_new))
+                budget -= num_new
+        budget = self._admit(scheduled, budget)
+        self._tell_who_waits_behind()
+        return SchedulerOutput(scheduled, self.max_num_batched_tokens - budget)
+
+    def update(self, output: SchedulerOutput, sampled: Sequence[int | None]) -> list[SampledToken]:
+        """Take in what the forward computed.
+
+        Args:
+            output: What `schedule` returned.
+            sampled: Of each scheduled request, the next token, or None in the middle of its prefill.
+
+        Returns:
+            The new tokens. A request whose `ends` is set goes on until the caller calls `finish`, which may know a
+            better reason (a stop string in the text of that token).
+        """
+        tokens: list[SampledToken] = []
+        publish = self.kv.publish
+        for (request, _, start, num_scheduled, _), token_id in zip(output.scheduled, sampled, strict=True):
+            request.num_computed_tokens = start + num_scheduled
+            publish(request, start)
+            if token_id is not None:
+                request.output_token_ids.append(token_id)
+                tokens.append(SampledToken(request, token_id, self._end_of(request, token_id)))
+        return tokens
+
+    def _end_of(self, request: Request, token_id: int) -> FinishReason | None:
+        params = request.params
+        if token_id in params.stop_token_ids or (token_id in self.eos_token_ids and not params.ignore_eos):
+            return FinishReason.STOP
+        generated = len(request.output_token_ids)
+        if generated >= params.max_tokens or len(request.prompt_token_ids) + generated >= self.max_model_len:
+            return FinishReason.LENGTH
+        return None
+
+    def _share(self, request: Request, start: int, num_new: int) -> ScheduledRequest:
+        if start < self._computed_once.get(request.request_id, 0):
+            phase = Phase.RECOMPUTE
+        elif start < len(request.prompt_token_ids):
+            phase = Phase.PREFILL
+        else:
+            phase = Phase.DECODE
+        return ScheduledRequest(request, phase, start, num_new, self.kv.block_table(request.request_id))
+
+    # ------------------------------------------------------------------ pressure
+
+    def _make_room(self, request: Request, num_tokens: int) -> bool:
+        """Give a running request the blocks for its tokens, at the cost of younger ones; False if it lost its place."""
+        kv = self.kv
+        while not kv.allocate_slots(request, num_tokens):
+            needs = kv.num_blocks_for(num_tokens)
+            if needs > kv.pool.num_blocks:
+                # Nobody's giving way would help, so nobody has to.
+                self._outgrew(request, needs)
+                return False
+            victim = next(reversed(self.running.values()))
+            self._preempt(victim, request, needs - len(kv.block_table(request.request_id)))
+            if victim is request:
+                return False
+        return True
+
+    def _preempt(self, victim: Request, to: Request, needs: int) -> None:
+        request_id = victim.request_id
+        free = self.kv.pool.num_free
+        released = self.kv.free(request_id)
+        numbers = {"needs": needs, "free": free, "released": released}
+        reason = Reason.GAVE_WAY_TO_ITSELF
+        if victim is not to:
+            reason = Reason.GAVE_WAY
+            numbers["to"] = to.request_id
+        self.decisions.append(Decision(DecisionKind.PREEMPTED, request_id, reason, numbers))
+        self._computed_once[request_id] = max(self._computed_once.get(request_id, 0), victim.num_computed_tokens)
+        victim.num_computed_tokens = 0
+        victim.num_preemptions += 1
+        victim.status = RequestStatus.PREEMPTED
+        del self.running[request_id]
+        self.waiting[request_id] = victim
+        self.waiting.move_to_end(request_id, last=False)
+        self._order_changed = True
+        self.num_preempted += 1
+        self.num_preemptions += 1
+
+    def _outgrew(self, request: Request, needs: int) -> None:
+        pool = self.kv.pool.num_blocks
+        self.fail(
+            request,
+            Reason.OUTGREW_POOL,
+            {"needs": needs, "pool": pool},
+            f"after {len(request.output_token_ids)} new tokens it needs {needs} blocks and the whole pool has {pool}: "
+            "ask for fewer tokens, or start with more blocks (--num-blocks)",
+        )
+
+    # ------------------------------------------------------------------ admission
+
+    def _admit(self, scheduled: list[ScheduledRequest], budget: int) -> int:
+        """Start waiting requests from the head for as long as they fit; the budget that is left."""
+        kv, pool = self.kv, self.kv.pool
+        while self.waiting:
+            request = next(iter(self.waiting.values()))
+            if len(self.running) >= self.max_num_seqs:
+                numbers = {"running": len(self.running), "limit": self.max_num_seqs}
+                self._tell_wait(request, Reason.SEQUENCE_CAP, numbers)
+                break
+            if budget == 0:
+                limit = self.max_num_batched_tokens
+                self._tell_wait(request, Reason.TOKEN_BUDGET, {"scheduled": limit, "limit": limit})
+                break
+            known = request.num_tokens
+            total = kv.num_blocks_for(known)
+            if total > pool.num_blocks:
+                self._outgrew(request, total)
+                continue
+            hits = kv.get_computed_blocks(request)
+            free = pool.num_free
+            if not kv.allocate_slots(request, known, hits):
+                request_id = request.request_id
+                self._block_misses[request_id] = self._block_misses.get(request_id, 0) + 1
+                self._tell_wait(request, Reason.NO_BLOCKS, {"needs": kv.num_free_needed(known, hits), "free": free})
+                break
+            start = self._start(request, hits, {"needs": total - len(hits), "free": free})
+            num_new = min(known - start, self.max_chunk, budget)
+            scheduled.append(self._share(request, start, num_new))
+            budget -= num_new
+        return budget
+
+    def _start(self, request: Request, hits: list[int], numbers: dict[str, int]) -> int:
+        """Move a request that has its blocks from waiting to running; how many of its tokens are computed already."""
+        request_id = request.request_id
+        start = len(hits) * self.kv.block_size
+        resumed = request.status is RequestStatus.PREEMPTED
+        del self.waiting[request_id]
+        self._left_waiting(request)
+        self.running[request_id] = request
+        request.status = RequestStatus.RUNNING
+        request.num_computed_tokens = start
+        if not resumed:
+            request.num_cached_tokens = start
+            self.prefix_queried_tokens += request.num_prompt_tokens
+            self.prefix_hit_tokens += start
+        kind = DecisionKind.RESUMED if resumed else DecisionKind.ADMITTED
+        self.decisions.append(Decision(kind, request_id, Reason.FITS, numbers | {"cached_tokens": start}))
+        return start
+
+    # ------------------------------------------------------------------ why somebody waits
+
+    def _left_waiting(self, request: Request) -> None:
+        request_id = request.request_id
+        self._wait_told.pop(request_id, None)
+        misses = self._block_misses.pop(request_id, 0)
+        if misses:
+            logger.info("request %d waited for blocks: not enough were free in %d steps", request_id, misses)
+        if request.status is RequestStatus.PREEMPTED:
+            self.num_preempted -= 1
+
+    def _tell_wait(self, request: Request, reason: Reason, numbers: dict[str, int]) -> None:
+        """Note why a request waits, unless that was the last thing noted about it."""
+        decision = Decision(DecisionKind.WAITS, request.request_id, reason, numbers)
+        if self._wait_told.get(request.request_id) != decision:
+            self._wait_told[request.request_id] = decision
+            self.decisions.append(decision)
+
+    def _tell_who_waits_behind(self) -> None:
+        """Note for all but the head whom they wait behind: all of them if the order changed, else the new ones."""
+        num_new, self._num_arrived = self._num_arrived, 0
+        if not self._order_changed and not num_new:
+            return
+        count = len(self.waiting) if self._order_changed else num_new + 1
+        self._order_changed = False
+        behind: Request | None = None
+        for request in islice(reversed(self.waiting.values()), count):
+            if behind is not None:
+                self._tell_wait(behind, Reason.BEHIND, {"ahead": request.request_id})
+            behind = request
