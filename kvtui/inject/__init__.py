@@ -1,0 +1,1 @@
+"""Drives a live session over HTTP, and measures what a caller sees."""
