@@ -1,0 +1,303 @@
+"""The compiled worker of the CPU attention: every thread of a call runs it and takes work until none is left.
+
+One call is one layer: first the new keys and values are written to their slots, then, once all are, each item is
+attended to. An item is a run of consecutive query rows of one sequence (one row when decoding), for some of the KV
+heads. The query heads that share a KV head are rows of the same small matrix, so that each key and value is read
+and converted once for all of them.
+
+Keys are walked in tiles of `TILE_KV` positions straight from the block table, softmax is kept online across tiles
+(Milakov and Gimelshein 2018, "Online normalizer calculation for softmax"; Dao et al. 2022, "FlashAttention"). With few
+rows the inner loops read the cache itself and convert in registers; with more, or an awkward head size, `GATHER`
+positions at a time are converted to float32 first, which then all rows use.
+"""
+
+# mypy: ignore-errors
+# Compiled functions are typed by Numba, from the tag.
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import carray, njit
+
+from engine.attention.cpu_params import CURSOR, GATHER, PARAMS, SLOT, TILE_KV, WRITE_CURSOR, WRITE_TOKENS, WRITTEN
+from engine.attention.cpu_vector import (
+    LANES,
+    TILE_CHUNKS,
+    TILE_ROWS,
+    TILE_TOKENS,
+    convert_row,
+    copy_bytes,
+    dot_tile,
+    element_size,
+    exp_row,
+    fetch_add,
+    fill,
+    load_shared,
+    max_row,
+    output_size,
+    pointer_to,
+    prefetch,
+    scale_row,
+    softcap_row,
+    store_row,
+    weighted_tile,
+)
+
+_NEG_INF = np.float32(-np.inf)
+_ZERO = np.float32(0.0)
+_ONE = np.float32(1.0)
+_F32 = np.float32(0.0)  # the tag of float32 elements
+
+
+@njit
+def _scores(tag, rows, q, q_stride, k, k_stride, n, width, out):
+    """out[r, t] = q[r] . k[t] for all rows and n tokens; out has rows of TILE_KV."""
+    size = element_size(tag)
+    r = 0
+    while r < rows:
+        left = rows - r
+        q_ = q + r * q_stride * 4
+        out_ = out + r * TILE_KV * 4
+        t = 0
+        while t + TILE_TOKENS <= n:
+            k_ = k + t * k_stride * size
+            if left >= 3:
+                dot_tile(tag, 3, 4, q_, q_stride, k_, k_stride, width, out_ + t * 4, TILE_KV)
+            elif left == 2:
+                dot_tile(tag, 2, 4, q_, q_stride, k_, k_stride, width, out_ + t * 4, TILE_KV)
+            else:
+                dot_tile(tag, 1, 4, q_, q_stride, k_, k_stride, width, out_ + t * 4, TILE_KV)
+            t += TILE_TOKENS
+        while t < n:
+            k_ = k + t * k_stride * size
+            if left >= 3:
+                dot_tile(tag, 3, 1, q_, q_stride, k_, k_stride, width, out_ + t * 4, TILE_KV)
+            elif left == 2:
+                dot_tile(tag, 2, 1, q_, q_stride, k_, k_stride, width, out_ + t * 4, TILE_KV)
+            else:
+                dot_tile(tag, 1, 1, q_, q_stride, k_, k_stride, width, out_ + t * 4, TILE_KV)
+            t += 1
+        r += TILE_ROWS
+
+
+@njit
+def _weigh(tag, rows, weights, v, v_stride, n, width, acc):
+    """acc[r] += sum over n tokens of weights[r, t] * v[t]; weights has rows of TILE_KV."""
+    size = element_size(tag)
+    r = 0
+    while r < rows:
+        left = rows - r
+        weights_ = weights + r * TILE_KV * 4
+        c = 0
+        while c + TILE_CHUNKS * LANES <= width:
+            v_ = v + c * size
+            acc_ = acc + (r * width + c) * 4
+            if left >= 3:
+                weighted_tile(tag, 3, 4, weights_, TILE_KV, v_, v_stride, n, acc_, width)
+            elif left == 2:
+                weighted_tile(tag, 2, 4, weights_, TILE_KV, v_, v_stride, n, acc_, width)
+            else:
+                weighted_tile(tag, 1, 4, weights_, TILE_KV, v_, v_stride, n, acc_, width)
+            c += TILE_CHUNKS * LANES
+        while c < width:
+            v_ = v + c * size
+            acc_ = acc + (r * width + c) * 4
+            if left >= 3:
+                weighted_tile(tag, 3, 1, weights_, TILE_KV, v_, v_stride, n, acc_, width)
+            elif left == 2:
+                weighted_tile(tag, 2, 1, weights_, TILE_KV, v_, v_stride, n, acc_, width)
+            else:
+                weighted_tile(tag, 1, 1, weights_, TILE_KV, v_, v_stride, n, acc_, width)
+            c += LANES
+        r += TILE_ROWS
+
+
+@njit
+def _gather(tag, p, table, base, start, n, target):
+    """Positions start to start + n - 1 of one head as float32 rows of `width`, out of the blocks that hold them."""
+    size = element_size(tag)
+    for i in range(n):
+        block = table[(start + i) // p.block_size]
+        row = base + (block * p.block_stride + ((start + i) % p.block_size) * p.head_dim) * size
+        convert_row(tag, row, target + i * p.width * 4, p.head_dim, p.width, _ONE)
+
+
+@njit
+def _mask(rows, first_pos, p, start, n, padded, scores):
+    """Set to minus infinity what a row may not see, and the rest of its last vector."""
+    for r in range(rows):
+        position = first_pos + r // p.group
+        row = scores + r * TILE_KV * 4
+        low = 0
+        if p.window > 0:
+            low = min(n, max(0, position - p.window + 1 - start))
+        high = max(low, min(n, position + 1 - start))
+        fill(row, 0, low, _NEG_INF)
+        fill(row, high, padded, _NEG_INF)
+
+
+@njit
+def _softmax(rows, p, padded, scores, acc, maxima, sums):
+    """Turn scores into weights relative to each row's running maximum, and bring its sum and accumulator along."""
+    for r in range(rows):
+        row = scores + r * TILE_KV * 4
+        old = maxima[r]
+        new = max(old, max_row(row, padded))
+        if new == _NEG_INF:
+            # Nothing visible yet; exp(-inf - -inf) would be NaN.
+            fill(row, 0, padded, _ZERO)
+            continue
+        total = exp_row(row, padded, new)
+        if old != _NEG_INF and old != new:
+            shrink = np.float32(math.exp(old - new))
+            sums[r] = sums[r] * shrink + total
+            scale_row(acc + r * p.width * 4, p.width, shrink)
+        else:
+            sums[r] += total
+        maxima[r] = new
+
+
+@njit
+def _attend(p, tag, table, first_row, first_pos, num_queries, head, scratch):
+    """Attend with num_queries rows of one sequence, for the query heads of one KV head."""
+    size = element_size(tag)
+    rows = num_queries * p.group
+    q = scratch
+    acc = q + p.max_rows * p.width * 4
+    scores = acc + p.max_rows * p.width * 4
+    stats = scores + p.max_rows * TILE_KV * 4
+    gathered = stats + p.max_rows * 2 * 4
+    maxima = carray(pointer_to(stats), rows, np.float32)
+    sums = carray(pointer_to(stats + p.max_rows * 4), rows, np.float32)
+    fill(acc, 0, rows * p.width, _ZERO)
+    for r in range(rows):
+        query_head = head * p.group + r % p.group
+        source = (first_row + r // p.group) * p.query_token_stride + query_head * p.query_head_stride
+        convert_row(tag, p.query + source * size, q + r * p.width * 4, p.head_dim, p.width, p.scale)
+        maxima[r] = _NEG_INF
+        sums[r] = _ZERO
+        if p.sinks != 0:
+            maxima[r] = carray(pointer_to(p.sinks), query_head + 1, np.float32)[query_head]
+            sums[r] = _ONE
+
+    keys = p.cache + (p.layer_offset + head * p.block_size * p.head_dim) * size
+    values = keys + p.num_kv_heads * p.block_size * p.head_dim * size
+    direct = rows <= TILE_ROWS and p.width == p.head_dim and p.block_size >= TILE_TOKENS
+    stop = first_pos + num_queries
+    start = max(0, first_pos - p.window + 1) if p.window > 0 else 0
+    while start < stop:
+        end = min(start + TILE_KV, stop)
+        n = end - start
+        padded = (n + LANES - 1) // LANES * LANES
+        t = start
+        while t < end:
+            if direct:
+                at = (table[t // p.block_size] * p.block_stride + (t % p.block_size) * p.head_dim) * size
+                m = min(end - t, p.block_size - t % p.block_size)
+                if t + m < end:
+                    ahead = keys + table[(t + m) // p.block_size] * p.block_stride * size
+                    prefetch(ahead, min(end - t - m, p.block_size) * p.head_dim * size)
+                _scores(tag, rows, q, p.width, keys + at, p.head_dim, m, p.width, scores + (t - start) * 4)
+            else:
+                m = min(end - t, GATHER)
+                _gather(tag, p, table, keys, t, m, gathered)
+                _scores(_F32, rows, q, p.width, gathered, p.width, m, p.width, scores + (t - start) * 4)
+            t += m
+        if p.softcap != _ZERO:
+            for r in range(rows):
+                softcap_row(scores + r * TILE_KV * 4, padded, p.softcap)
+        _mask(rows, first_pos, p, start, n, padded, scores)
+        _softmax(rows, p, padded, scores, acc, maxima, sums)
+        t = start
+        while t < end:
+            if direct:
+                at = (table[t // p.block_size] * p.block_stride + (t % p.block_size) * p.head_dim) * size
+                m = min(end - t, p.block_size - t % p.block_size)
+                if t + m < end:
+                    ahead = values + table[(t + m) // p.block_size] * p.block_stride * size
+                    prefetch(ahead, min(end - t - m, p.block_size) * p.head_dim * size)
+                _weigh(tag, rows, scores + (t - start) * 4, values + at, p.head_dim, m, p.width, acc)
+            else:
+                m = min(end - t, GATHER)
+                _gather(tag, p, table, values, t, m, gathered)
+                _weigh(_F32, rows, scores + (t - start) * 4, gathered, p.width, m, p.width, acc)
+            t += m
+        start = end
+
+    out_size = output_size(tag)
+    for r in range(rows):
+        target = (first_row + r // p.group) * p.num_kv_heads * p.group + head * p.group + r % p.group
+        store_row(tag, acc + r * p.width * 4, p.out + target * p.head_dim * out_size, p.head_dim, _ONE / sums[r])
+
+
+@njit
+def _write(p, size, first, last):
+    """Put the keys and values of rows first to last - 1 into their slots."""
+    slots = carray(pointer_to(p.slot_mapping), p.num_tokens, np.int64)
+    count = p.head_dim * size
+    for token in range(first, last):
+        slot = slots[token]
+        if slot < 0:
+            continue
+        at = (slot // p.block_size) * p.block_stride + p.layer_offset + (slot % p.block_size) * p.head_dim
+        for head in range(p.num_kv_heads):
+            key = token * p.key_token_stride + head * p.key_head_stride
+            value = token * p.value_token_stride + head * p.value_head_stride
+            to = at + head * p.block_size * p.head_dim
+            copy_bytes(p.cache + to * size, p.key + key * size, count)
+            to += p.num_kv_heads * p.block_size * p.head_dim
+            copy_bytes(p.cache + to * size, p.value + value * size, count)
+
+
+@njit
+def _work(address, tag):
+    p = carray(pointer_to(address), 1, PARAMS)[0]
+    size = element_size(tag)
+    slot = fetch_add(p.counters + SLOT, 1)
+    scratch = p.scratch + slot * p.scratch_stride * 4
+
+    while True:
+        piece = fetch_add(p.counters + WRITE_CURSOR, 1)
+        if piece >= p.num_write_items:
+            break
+        first = piece * WRITE_TOKENS
+        _write(p, size, first, min(first + WRITE_TOKENS, p.num_tokens))
+        fetch_add(p.counters + WRITTEN, 1)
+    while load_shared(p.counters + WRITTEN) < p.num_write_items:
+        pass
+
+    item_seq = carray(pointer_to(p.item_seq), p.num_items, np.int32)
+    item_start = carray(pointer_to(p.item_start), p.num_items, np.int32)
+    item_len = carray(pointer_to(p.item_len), p.num_items, np.int32)
+    head_groups = p.num_kv_heads // p.heads_per_item
+    while True:
+        ticket = fetch_add(p.counters + CURSOR, 1)
+        if ticket >= p.num_items * head_groups:
+            break
+        item = ticket // head_groups
+        seq = np.int64(item_seq[item])
+        first_head = (ticket % head_groups) * p.heads_per_item
+        starts = carray(pointer_to(p.query_start_loc), seq + 2, np.int32)
+        seq_len = np.int64(carray(pointer_to(p.seq_lens), seq + 1, np.int32)[seq])
+        table = carray(pointer_to(p.block_table + seq * p.table_stride * 4), p.table_stride, np.int32)
+        first_row = np.int64(item_start[item])
+        first_pos = seq_len - starts[seq + 1] + first_row
+        for head in range(first_head, first_head + p.heads_per_item):
+            _attend(p, tag, table, first_row, first_pos, np.int64(item_len[item]), head, scratch)
+
+
+def worker_bfloat16(address):
+    """Work on the call whose `PARAMS` record is at an address, over bfloat16."""
+    _work(address, np.uint16(0))
+
+
+def worker_float16(address):
+    """The same over float16; the output is float32."""
+    _work(address, np.int16(0))
+
+
+def worker_float32(address):
+    """The same over float32."""
+    _work(address, np.float32(0))

@@ -1,0 +1,76 @@
+"""What one call of the compiled worker is given: one record, filled from Python, read by every thread."""
+
+from __future__ import annotations
+
+import numpy as np
+
+TILE_KV = 256
+"""Positions whose scores are held at once: softmax is rescaled once per tile, and a tile's scores stay in cache."""
+
+GATHER = 64
+"""Positions converted to float32 at a time when rows are many: 64 x 64 floats are half of a 32 KiB cache."""
+
+MAX_ROWS = 48
+"""Rows (queries x heads of a group) of one item, unless one query alone has more."""
+
+WRITE_TOKENS = 16
+"""Tokens of one piece of cache writing."""
+
+SLOT, WRITE_CURSOR, WRITTEN, CURSOR = (64 * i for i in range(4))
+"""Byte offsets of the shared counters, each on a cache line of its own: scratch slots handed out, next piece to write,
+pieces written, next item."""
+
+NUM_COUNTERS = 4 * 8
+
+_ADDRESSES = (
+    "counters",
+    "query",
+    "key",
+    "value",
+    "out",
+    "cache",
+    "slot_mapping",
+    "block_table",
+    "seq_lens",
+    "query_start_loc",
+    "item_seq",
+    "item_start",
+    "item_len",
+    "sinks",
+    "scratch",
+)
+
+_NUMBERS = (
+    "num_tokens",
+    "num_write_items",
+    "num_items",
+    "heads_per_item",
+    "query_token_stride",
+    "query_head_stride",
+    "key_token_stride",
+    "key_head_stride",
+    "value_token_stride",
+    "value_head_stride",
+    "block_stride",
+    "layer_offset",
+    "block_size",
+    "table_stride",
+    "head_dim",
+    "width",
+    "group",
+    "num_kv_heads",
+    "window",
+    "scratch_stride",
+    "max_rows",
+)
+
+PARAMS = np.dtype(
+    [(name, np.int64) for name in (*_ADDRESSES, *_NUMBERS)] + [("scale", np.float32), ("softcap", np.float32)]
+)
+"""Addresses, then numbers. Strides and offsets are in elements; `width` is head_dim rounded up to whole vectors; 0
+stands for no sinks, no window and no soft cap."""
+
+
+def scratch_floats(max_rows: int, width: int) -> int:
+    """Floats of one thread's scratch: queries, accumulators, scores, running maxima and sums, gathered positions."""
+    return max_rows * (2 * width + TILE_KV + 2) + GATHER * width

@@ -1,0 +1,446 @@
+"""Vector arithmetic for the compiled CPU attention: the few inner loops that its speed depends on, as LLVM vectors.
+
+Numba leaves vectorisation to LLVM's loop optimiser, which cannot know that the pointers here never alias, and keeps
+accumulators in memory for it. So each inner loop is an intrinsic that emits explicit vectors: register tiles of
+`TILE_ROWS` query rows against several tokens (scores) or several columns (weighted values), as in any matrix product.
+
+Addresses are integers; strides and counts are in elements. What an address points at is told by a tag, a value whose
+type says it: uint16 stands for bfloat16 bits, int16 for float16 bits, float32 for itself. Elements become float32 in
+registers, in the inner loop. No fast-math flag is set anywhere: infinities mark masked scores and NaN must stay NaN.
+"""
+
+# mypy: ignore-errors
+# Intrinsics are typed by Numba: the signature that each returns says how.
+
+from __future__ import annotations
+
+from typing import Any
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+LANES = 16 if llvm.get_host_cpu_features().get("avx512f") else 8
+"""Floats of one vector. On a machine with narrower registers LLVM makes several of one."""
+
+TILE_ROWS = 3
+"""Query rows of one register tile: with 4 tokens or 4 columns they fill 12 of the 16 registers of AVX2."""
+
+TILE_TOKENS = 4
+TILE_CHUNKS = 4
+
+_F32 = ir.FloatType()
+_I16 = ir.IntType(16)
+_I32 = ir.IntType(32)
+_I64 = ir.IntType(64)
+_VEC = ir.VectorType(_F32, LANES)
+_SIZES = {types.uint16: 2, types.int16: 2, types.float32: 4}
+
+
+def _splat(builder: Any, scalar: Any, lanes: int = LANES) -> Any:
+    vec = ir.VectorType(scalar.type, lanes)
+    one = builder.insert_element(ir.Constant(vec, ir.Undefined), scalar, ir.Constant(_I32, 0))
+    return builder.shuffle_vector(
+        one, ir.Constant(vec, ir.Undefined), ir.Constant(ir.VectorType(_I32, lanes), [0] * lanes)
+    )
+
+
+def _const(value: float | int, element: Any = _F32, lanes: int = LANES) -> Any:
+    return ir.Constant(ir.VectorType(element, lanes), [value] * lanes)
+
+
+def _pointer(builder: Any, address: Any, index: Any, size: int, kind: Any) -> Any:
+    offset = builder.mul(index, ir.Constant(_I64, size))
+    return builder.inttoptr(builder.add(address, offset), kind.as_pointer())
+
+
+def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    name = f"llvm.fmuladd.v{a.type.count}f32"
+    function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(a.type, [a.type] * 3), name)
+    return builder.call(function, [a, b, c])
+
+
+def _load(builder: Any, tag: Any, address: Any, index: Any, lanes: int = LANES) -> Any:
+    """Consecutive elements as float32."""
+    if tag == types.float32:
+        return builder.load(_pointer(builder, address, index, 4, ir.VectorType(_F32, lanes)), align=4)
+    raw = builder.load(_pointer(builder, address, index, 2, ir.VectorType(_I16, lanes)), align=2)
+    floats = ir.VectorType(_F32, lanes)
+
+    def number(n: int) -> Any:
+        return _const(n, _I32, lanes)
+
+    bits = builder.zext(raw, ir.VectorType(_I32, lanes))
+    if tag == types.uint16:
+        return builder.bitcast(builder.shl(bits, number(16)), floats)
+    # float16: move exponent and mantissa into place and correct the exponent's bias by a multiplication, which is
+    # exact for subnormals too; an exponent of all ones stays one.
+    magnitude = builder.shl(builder.and_(bits, number(0x7FFF)), number(13))
+    sign = builder.shl(builder.and_(bits, number(0x8000)), number(16))
+    scaled = builder.fmul(builder.bitcast(magnitude, floats), _const(2.0**112, _F32, lanes))
+    special = builder.icmp_unsigned(">=", magnitude, number(0x7C00 << 13))
+    ones = builder.select(special, number(0x7F800000), number(0))
+    whole = builder.or_(builder.or_(builder.bitcast(scaled, magnitude.type), ones), sign)
+    return builder.bitcast(whole, floats)
+
+
+def _store(builder: Any, value: Any, address: Any, index: Any) -> None:
+    builder.store(value, _pointer(builder, address, index, 4, value.type), align=4)
+
+
+def _exp(builder: Any, x: Any) -> Any:
+    """Exponential within 2 units in the last place for -87 <= x <= 88, 0 below, NaN for NaN.
+
+    Cephes `expf` (S. Moshier): x = n ln 2 + r, a polynomial in r, the exponent put together from n.
+    """
+    magic = 12582912.0  # 1.5 x 2^23: adding it rounds to an integer, which then stands in the low bits
+    low = builder.fcmp_ordered("<", x, _const(-87.0))
+    clamped = builder.select(low, _const(-87.0), x)
+    shifted = _fma(builder, clamped, _const(1.44269504088896341), _const(magic))
+    n = builder.fsub(shifted, _const(magic))
+    r = _fma(builder, n, _const(-0.693359375), clamped)
+    r = _fma(builder, n, _const(2.12194440e-4), r)
+    poly = _const(1.9875691500e-4)
+    for c in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+        poly = _fma(builder, poly, r, _const(c))
+    poly = _fma(builder, builder.fmul(poly, r), r, builder.fadd(r, _const(1.0)))
+    integers = ir.VectorType(_I32, LANES)
+    exponent = builder.shl(builder.bitcast(shifted, integers), _const(23, _I32))
+    result = builder.bitcast(builder.add(builder.bitcast(poly, integers), exponent), _VEC)
+    # Adding to the exponent bits would turn a NaN into a number.
+    result = builder.select(builder.fcmp_unordered("uno", x, x), x, result)
+    return builder.select(low, _const(0.0), result)
+
+
+def _reduce_add(builder: Any, vec: Any) -> Any:
+    """The sum of a vector's lanes, halves onto halves."""
+    lanes = vec.type.count
+    while lanes > 1:
+        lanes //= 2
+        parts = [
+            builder.shuffle_vector(vec, vec, ir.Constant(ir.VectorType(_I32, lanes), list(range(start, start + lanes))))
+            for start in (0, lanes)
+        ]
+        vec = builder.fadd(*parts)
+    return builder.extract_element(vec, ir.Constant(_I32, 0))
+
+
+def _reduce_add_four(builder: Any, vectors: list[Any]) -> Any:
+    """The sums of four vectors as one of four lanes, in fewer steps than four separate ones."""
+
+    def pair(a: Any, b: Any) -> Any:
+        # Within groups of four lanes, as the instruction sets shuffle.
+        picks = [
+            [base + g + first for g in range(0, LANES, 4) for base in (0, LANES) for first in (half, 2 + half)]
+            for half in (0, 1)
+        ]
+        parts = [builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_I32, LANES), pick)) for pick in picks]
+        return builder.fadd(*parts)
+
+    vec = pair(pair(vectors[0], vectors[1]), pair(vectors[2], vectors[3]))
+    lanes = LANES
+    while lanes > 4:
+        lanes //= 2
+        parts = [
+            builder.shuffle_vector(vec, vec, ir.Constant(ir.VectorType(_I32, lanes), list(range(start, start + lanes))))
+            for start in (0, lanes)
+        ]
+        vec = builder.fadd(*parts)
+    return vec
+
+
+def _range(builder: Any, stop: Any, step: int) -> Any:
+    return cgutils.for_range_slice(builder, ir.Constant(_I64, 0), stop, ir.Constant(_I64, step), intp=_I64)
+
+
+def _at(builder: Any, row: int, stride: Any, index: Any) -> Any:
+    return builder.add(builder.mul(ir.Constant(_I64, row), stride), index)
+
+
+@intrinsic(prefer_literal=True)
+def dot_tile(typingctx, tag, rows, tokens, q, q_stride, k, k_stride, width, out, out_stride):
+    """Scores of `rows` query rows against `tokens` keys: out[r, t] = sum over width of q[r] * k[t].
+
+    rows and tokens are literals; tokens is 1 or TILE_TOKENS; width is a multiple of LANES.
+    """
+    num_rows, num_tokens = rows.literal_value, tokens.literal_value
+
+    def codegen(context, builder, signature, args):
+        _, _, _, q_, qs_, k_, ks_, width_, out_, os_ = args
+        sums = [[cgutils.alloca_once_value(builder, _const(0.0)) for _ in range(num_tokens)] for _ in range(num_rows)]
+        with _range(builder, width_, LANES) as (column, _):
+            queries = [_load(builder, types.float32, q_, _at(builder, r, qs_, column)) for r in range(num_rows)]
+            for t in range(num_tokens):
+                key = _load(builder, tag, k_, _at(builder, t, ks_, column))
+                for r in range(num_rows):
+                    builder.store(_fma(builder, queries[r], key, builder.load(sums[r][t])), sums[r][t])
+        for r in range(num_rows):
+            row = [builder.load(cell) for cell in sums[r]]
+            target = builder.mul(ir.Constant(_I64, r), os_)
+            value = _reduce_add(builder, row[0]) if num_tokens == 1 else _reduce_add_four(builder, row)
+            _store(builder, value, out_, target)
+        return context.get_dummy_value()
+
+    integers = [types.int64] * 7
+    return types.void(tag, rows, tokens, *integers), codegen
+
+
+@intrinsic(prefer_literal=True)
+def weighted_tile(typingctx, tag, rows, chunks, weights, weights_stride, v, v_stride, num_tokens, acc, acc_stride):
+    """Weighted values: acc[r, :chunks * LANES] += sum over tokens of weights[r, t] * v[t], for `rows` rows.
+
+    rows and chunks are literals.
+    """
+    num_rows, num_chunks = rows.literal_value, chunks.literal_value
+
+    def codegen(context, builder, signature, args):
+        _, _, _, w_, ws_, v_, vs_, n_, acc_, as_ = args
+        columns = [ir.Constant(_I64, c * LANES) for c in range(num_chunks)]
+        sums = [
+            [
+                cgutils.alloca_once_value(builder, _load(builder, types.float32, acc_, _at(builder, r, as_, column)))
+                for column in columns
+            ]
+            for r in range(num_rows)
+        ]
+        with _range(builder, n_, 1) as (token, _):
+            row_start = builder.mul(token, vs_)
+            values = [_load(builder, tag, v_, builder.add(row_start, column)) for column in columns]
+            for r in range(num_rows):
+                cell = _pointer(builder, w_, _at(builder, r, ws_, token), 4, _F32)
+                weight = _splat(builder, builder.load(cell, align=4))
+                for c in range(num_chunks):
+                    builder.store(_fma(builder, weight, values[c], builder.load(sums[r][c])), sums[r][c])
+        for r in range(num_rows):
+            for c, column in enumerate(columns):
+                _store(builder, builder.load(sums[r][c]), acc_, _at(builder, r, as_, column))
+        return context.get_dummy_value()
+
+    integers = [types.int64] * 7
+    return types.void(tag, rows, chunks, *integers), codegen
+
+
+@intrinsic
+def max_row(typingctx, row, count):
+    """The largest of count floats (a multiple of LANES); NaN is passed over."""
+
+    def codegen(context, builder, signature, args):
+        row_, count_ = args
+        best = cgutils.alloca_once_value(builder, _const(float("-inf")))
+        with _range(builder, count_, LANES) as (i, _):
+            value = _load(builder, types.float32, row_, i)
+            old = builder.load(best)
+            builder.store(builder.select(builder.fcmp_ordered(">", value, old), value, old), best)
+        vec = builder.load(best)
+        result = builder.extract_element(vec, ir.Constant(_I32, 0))
+        for lane in range(1, LANES):
+            value = builder.extract_element(vec, ir.Constant(_I32, lane))
+            result = builder.select(builder.fcmp_ordered(">", value, result), value, result)
+        return result
+
+    return types.float32(types.int64, types.int64), codegen
+
+
+@intrinsic
+def exp_row(typingctx, row, count, shift):
+    """Replace count floats (a multiple of LANES) by exp(x - shift) and return their sum."""
+
+    def codegen(context, builder, signature, args):
+        row_, count_, shift_ = args
+        total = cgutils.alloca_once_value(builder, _const(0.0))
+        shifts = _splat(builder, shift_)
+        with _range(builder, count_, LANES) as (i, _):
+            value = _exp(builder, builder.fsub(_load(builder, types.float32, row_, i), shifts))
+            _store(builder, value, row_, i)
+            builder.store(builder.fadd(builder.load(total), value), total)
+        return _reduce_add(builder, builder.load(total))
+
+    return types.float32(types.int64, types.int64, types.float32), codegen
+
+
+@intrinsic
+def softcap_row(typingctx, row, count, cap):
+    """Replace count floats (a multiple of LANES) by cap * tanh(x / cap), tanh(y) = 1 - 2 / (exp(2 y) + 1)."""
+
+    def codegen(context, builder, signature, args):
+        row_, count_, cap_ = args
+        caps = _splat(builder, cap_)
+        factor = _splat(builder, builder.fdiv(ir.Constant(_F32, 2.0), cap_))
+        with _range(builder, count_, LANES) as (i, _):
+            doubled = builder.fmul(_load(builder, types.float32, row_, i), factor)
+            # tanh is 1 in float32 long before 2 y = 60; beyond 88 the exponential would overflow.
+            doubled = builder.select(builder.fcmp_ordered(">", doubled, _const(60.0)), _const(60.0), doubled)
+            quotient = builder.fdiv(_const(2.0), builder.fadd(_exp(builder, doubled), _const(1.0)))
+            _store(builder, builder.fmul(caps, builder.fsub(_const(1.0), quotient)), row_, i)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.float32), codegen
+
+
+@intrinsic
+def scale_row(typingctx, row, count, factor):
+    """Multiply count floats (a multiple of LANES) by a factor."""
+
+    def codegen(context, builder, signature, args):
+        row_, count_, factor_ = args
+        factors = _splat(builder, factor_)
+        with _range(builder, count_, LANES) as (i, _):
+            _store(builder, builder.fmul(_load(builder, types.float32, row_, i), factors), row_, i)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.float32), codegen
+
+
+@intrinsic
+def convert_row(typingctx, tag, source, target, count, padded, factor):
+    """Set target[:count] to source * factor as float32 and target[count:padded] to 0."""
+
+    def codegen(context, builder, signature, args):
+        _, source_, target_, count_, padded_, factor_ = args
+        factors = _splat(builder, factor_)
+        whole = builder.and_(count_, ir.Constant(_I64, -LANES))
+        with _range(builder, whole, LANES) as (i, _):
+            _store(builder, builder.fmul(_load(builder, tag, source_, i), factors), target_, i)
+        one = ir.Constant(_I64, 1)
+        with cgutils.for_range_slice(builder, whole, count_, one, intp=_I64) as (i, _):
+            value = builder.fmul(_load(builder, tag, source_, i, 1), _splat(builder, factor_, 1))
+            _store(builder, value, target_, i)
+        with cgutils.for_range_slice(builder, count_, padded_, one, intp=_I64) as (i, _):
+            _store(builder, ir.Constant(_F32, 0.0), target_, i)
+        return context.get_dummy_value()
+
+    return types.void(tag, types.int64, types.int64, types.int64, types.int64, types.float32), codegen
+
+
+@intrinsic
+def store_row(typingctx, tag, source, target, count, factor):
+    """Store source * factor, rounded to nearest even bfloat16 bits where the tag is uint16, else as float32."""
+
+    def codegen(context, builder, signature, args):
+        _, source_, target_, count_, factor_ = args
+
+        def chunk(i: Any, lanes: int) -> None:
+            value = builder.fmul(_load(builder, types.float32, source_, i, lanes), _splat(builder, factor_, lanes))
+            if tag != types.uint16:
+                _store(builder, value, target_, i)
+                return
+
+            def number(n: int) -> Any:
+                return _const(n, _I32, lanes)
+
+            bits = builder.bitcast(value, ir.VectorType(_I32, lanes))
+            odd = builder.and_(builder.lshr(bits, number(16)), number(1))
+            rounded = builder.add(builder.add(bits, number(0x7FFF)), odd)
+            # Rounding could carry a NaN over into an infinity or zero.
+            is_nan = builder.fcmp_unordered("uno", value, value)
+            rounded = builder.select(is_nan, number(0x7FC00000), rounded)
+            half = builder.trunc(builder.lshr(rounded, number(16)), ir.VectorType(_I16, lanes))
+            builder.store(half, _pointer(builder, target_, i, 2, half.type), align=2)
+
+        whole = builder.and_(count_, ir.Constant(_I64, -LANES))
+        with _range(builder, whole, LANES) as (i, _):
+            chunk(i, LANES)
+        with cgutils.for_range_slice(builder, whole, count_, ir.Constant(_I64, 1), intp=_I64) as (i, _):
+            chunk(i, 1)
+        return context.get_dummy_value()
+
+    return types.void(tag, types.int64, types.int64, types.int64, types.float32), codegen
+
+
+@intrinsic
+def fill(typingctx, target, start, stop, value):
+    """Set the floats target[start:stop] to a value."""
+
+    def codegen(context, builder, signature, args):
+        target_, start_, stop_, value_ = args
+        with cgutils.for_range_slice(builder, start_, stop_, ir.Constant(_I64, 1), intp=_I64) as (i, _):
+            _store(builder, value_, target_, i)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64, types.float32), codegen
+
+
+@intrinsic
+def element_size(typingctx, tag):
+    """Bytes of one element of a tag."""
+    size = _SIZES[tag]
+
+    def codegen(context, builder, signature, args):
+        return ir.Constant(_I64, size)
+
+    return types.int64(tag), codegen
+
+
+@intrinsic
+def output_size(typingctx, tag):
+    """Bytes of one element that `store_row` writes."""
+    size = 2 if tag == types.uint16 else 4
+
+    def codegen(context, builder, signature, args):
+        return ir.Constant(_I64, size)
+
+    return types.int64(tag), codegen
+
+
+@intrinsic
+def copy_bytes(typingctx, target, source, count):
+    """Copy count bytes; the two do not overlap."""
+
+    def codegen(context, builder, signature, args):
+        target_, source_, count_ = args
+        byte = ir.IntType(8).as_pointer()
+        cgutils.raw_memcpy(builder, builder.inttoptr(target_, byte), builder.inttoptr(source_, byte), count_, 1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
+def prefetch(typingctx, address, count):
+    """Ask for count bytes from an address to be brought near; harmless where it points nowhere."""
+
+    def codegen(context, builder, signature, args):
+        address_, count_ = args
+        byte = ir.IntType(8).as_pointer()
+        function = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(ir.VoidType(), [byte, _I32, _I32, _I32]), "llvm.prefetch.p0"
+        )
+        with _range(builder, count_, 64) as (i, _):
+            pointer = builder.inttoptr(builder.add(address_, i), byte)
+            builder.call(function, [pointer, *(ir.Constant(_I32, n) for n in (0, 3, 1))])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
+def fetch_add(typingctx, address, amount):
+    """Add to an int64 that other threads add to as well; the value before."""
+
+    def codegen(context, builder, signature, args):
+        pointer = builder.inttoptr(args[0], _I64.as_pointer())
+        return builder.atomic_rmw("add", pointer, args[1], "acq_rel")
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic
+def load_shared(typingctx, address):
+    """An int64 that other threads change."""
+
+    def codegen(context, builder, signature, args):
+        return builder.load_atomic(builder.inttoptr(args[0], _I64.as_pointer()), "acquire", 8)
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def pointer_to(typingctx, address):
+    """An address as the pointer that `numba.carray` takes."""
+
+    def codegen(context, builder, signature, args):
+        return builder.inttoptr(args[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(types.int64), codegen
