@@ -1,0 +1,202 @@
+"""Who was in the batch at each iteration: a row for each request, a column for each step, the newest at the right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvtui.history import Mark
+from kvtui.view import RequestSelected
+from kvtui.widgets.line import Line
+from kvtui.widgets.line_panel import LinePanel
+from kvtui.widgets.marks import mark_row
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from rich.style import Style
+    from textual import events
+    from textual.strip import Strip
+
+    from kvtui.view import View
+
+_GUTTER = 6
+_LEGEND_FROM_HEIGHT = 6
+_WHEEL_ROWS = 3
+_LEGEND = (
+    (Mark.PREFILL, "prefill"),
+    (Mark.DECODE, "decode"),
+    (Mark.RECOMPUTE, "recompute"),
+    (Mark.WAITING, "waits"),
+    (Mark.PREEMPTED, "preempted"),
+    (Mark.ENDED, "end"),
+    (Mark.ENDED_BADLY, "failed"),
+)
+
+
+class BatchTimeline(LinePanel):
+    """The batch over time.
+
+    Where there are more requests than rows, the ones in the batch come first, then waiting ones, then those that ended
+    last; moving up or down instead walks through all of them, and moving down past the end goes back.
+    """
+
+    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:  # noqa: A002
+        super().__init__(id=id, classes=classes)
+        self._shown: list[tuple[int, bool]] = []
+        self._offset: int | None = None
+        self._count = 0
+
+    def rows(self, view: View, width: int, height: int) -> Sequence[Hashable]:
+        """A heading, the requests, and a legend where there is room for one."""
+        history = view.history
+        columns = width - _GUTTER
+        if not len(history):
+            self.set_title("Batch per iteration")
+            return ["", "No iteration yet: nothing was scheduled." if height > 2 else "No iteration yet."]
+        if columns < 1:
+            return []
+        stop = history.last_index + 1
+        first = stop - min(columns, len(history))
+        heading = height >= 3
+        legend = height >= _LEGEND_FROM_HEIGHT
+        room = height - heading - legend
+        there = history.requests(first)
+        self._choose(view, there, room)
+        dot = view.glyphs.dot
+        title = f"Batch per iteration {view.glyphs.horizontal} average {history.rates().average_batch:.1f}"
+        hidden = len(there) - len(self._shown)
+        self.set_title(f"{title} {dot} {hidden} more" if hidden > 0 else title)
+        keys: list[Hashable] = [("heading", first, stop)] if heading else []
+        for request, live in self._shown:
+            marks = history.marks(request, first, stop)
+            keys.append((request, live, view.selected_request, marks.tobytes()))
+        keys += [""] * (room - len(self._shown))
+        if legend:
+            keys.append(("legend",))
+        return keys
+
+    def _choose(self, view: View, there: list[tuple[int, bool]], room: int) -> None:
+        """Pick the requests that get a row, in order of arrival."""
+        self._count = len(there)
+        if len(there) <= room:
+            self._offset = None
+            self._shown = there
+        elif self._offset is not None:
+            self._offset = max(0, min(self._offset, len(there) - room))
+            self._shown = there[self._offset : self._offset + room]
+        else:
+            running, selected = view.running, view.selected_request
+
+            def rank(item: tuple[int, bool]) -> tuple[int, int]:
+                request, live = item
+                group = 0 if request == selected else 1 if request in running else 2 if live else 3
+                return group, request if live else -request
+
+            self._shown = sorted(sorted(there, key=rank)[:room])
+
+    # -- drawing -------------------------------------------------------------------------------------------------
+
+    def draw(self, view: View, key: Hashable, width: int) -> Strip:
+        """The heading, the legend or one request."""
+        assert isinstance(key, tuple)
+        if key[0] == "heading":
+            return _draw_heading(view, key[1], key[2], width)
+        if key[0] == "legend":
+            return _draw_legend(view, width)
+        return _draw_request(view, key[0], key[1], key[3], width)
+
+    # -- acting --------------------------------------------------------------------------------------------------
+
+    def action_scroll_up(self) -> None:
+        """Walk towards older requests."""
+        self._scroll(-1)
+
+    def action_scroll_down(self) -> None:
+        """Walk towards newer requests."""
+        self._scroll(1)
+
+    def action_page_up(self) -> None:
+        """Walk a window towards older requests."""
+        self._scroll(-max(1, len(self._shown)))
+
+    def action_page_down(self) -> None:
+        """Walk a window towards newer requests."""
+        self._scroll(max(1, len(self._shown)))
+
+    def _scroll(self, rows: int) -> None:
+        newest = self._count - len(self._shown)
+        if newest <= 0:
+            return
+        at = newest if self._offset is None else self._offset
+        moved = at + rows
+        self._offset = None if moved > newest else max(0, moved)
+        self.redraw()
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        """Walk towards newer requests."""
+        event.stop()
+        event.prevent_default()
+        self._scroll(_WHEEL_ROWS)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        """Walk towards older requests."""
+        event.stop()
+        event.prevent_default()
+        self._scroll(-_WHEEL_ROWS)
+
+    def on_click(self, event: events.Click) -> None:
+        """Select the request that was clicked."""
+        offset = event.get_content_offset(self)
+        if offset is None or self.view is None:
+            return
+        place = offset.y - (1 if self.size.height >= 3 else 0)
+        if 0 <= place < len(self._shown):
+            request = self._shown[place][0]
+            self.post_message(RequestSelected(None if request == self.view.selected_request else request))
+
+
+def _draw_heading(view: View, first: int, stop: int, width: int) -> Strip:
+    palette = view.palette
+    line = Line(width, palette.blank).add("step".rjust(_GUTTER - 1), palette.faint)
+    left, right = str(first), str(stop - 1)
+    start = width - (stop - first)
+    if start + len(left) + len(right) + 3 <= width:
+        line.to(start).add(left, palette.muted)
+        line.to((start + len(left) + width - len(right)) // 2).add(view.glyphs.ellipsis, palette.faint)
+    return line.to(width - len(right)).add(right, palette.muted).strip()
+
+
+def _draw_legend(view: View, width: int) -> Strip:
+    palette, glyphs = view.palette, mark_row(view.glyphs)
+    line = Line(width, palette.blank).gap(_GUTTER if width > 80 else 1)
+    for mark, word in _LEGEND:
+        if line.room < len(word) + 2:
+            break
+        line.add(glyphs[mark], palette.text).gap().add(word, palette.muted).gap(2)
+    return line.strip()
+
+
+def _draw_request(view: View, request: int, live: bool, marks: bytes, width: int) -> Strip:
+    palette = view.palette
+    selected = view.selected_request
+    hue = palette.hue(request, selected)
+    dimmed = selected is not None and selected != request
+    label = hue if live else palette.faint if dimmed else palette.muted
+    line = Line(width, palette.blank).add(str(request)[1 - _GUTTER :].rjust(_GUTTER - 1), label).gap()
+    line.to(width - len(marks))
+    glyphs = mark_row(view.glyphs)
+    styles: dict[int, Style] = {
+        Mark.ABSENT: palette.blank,
+        Mark.WAITING: palette.faint,
+        Mark.PREEMPTED: hue if dimmed else palette.warning,
+        Mark.ENDED_BADLY: hue if dimmed else palette.error,
+    }
+    codes = np.frombuffer(marks, np.uint8)
+    starts = np.flatnonzero(np.diff(codes, prepend=np.uint8(255)))
+    stops = np.append(starts[1:], len(codes))
+    for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+        code = marks[start]
+        line.add(glyphs[code] * (stop - start), styles.get(code, hue))
+    return line.strip(palette.selection if request == selected else None)

@@ -1,0 +1,244 @@
+"""The requests: running ones in the scheduler's order, then waiting ones with their reasons, then those that ended."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from textual.binding import Binding
+
+from engine.request import RequestStatus
+from kvtui.view import RequestSelected
+from kvtui.widgets.line import Line
+from kvtui.widgets.line_panel import LinePanel
+from kvtui.widgets.request_row import columns_for, draw_heading, draw_request, table_pieces
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from textual import events
+    from textual.binding import BindingType
+    from textual.strip import Strip
+
+    from engine.trace.events import StepTrace
+    from engine.trace.state import RequestState
+    from kvtui.view import View
+
+_WHEEL_ROWS = 3
+
+
+class RequestTable(LinePanel):
+    """A table with a cursor that stays on its request when the rows move.
+
+    Posts `RequestSelected` for enter and for a click, with None where the request was selected already.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "select", "inspect", show=False, id="requests.select"),
+        Binding("t", "toggle_text", "table or text", show=False, id="requests.text"),
+    ]
+
+    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:  # noqa: A002
+        super().__init__(id=id, classes=classes)
+        self._order: list[int] = []
+        self._place: dict[int, int] = {}
+        self._ordered_for: tuple[object, ...] = ()
+        self._cursor: int | None = None
+        self._at = 0
+        self._top = 0
+        self._cursor_leads = True
+        self._selected: int | None = None
+        self._prefer_text = False
+
+    # -- order ---------------------------------------------------------------------------------------------------
+
+    def follow(self, view: View, steps: Sequence[StepTrace], reset: bool) -> None:
+        """Order the requests again where any of them can have moved."""
+        state = view.state
+        newest = next(reversed(state.requests), -1)
+        ordered_for = (id(state), state.step, len(state.requests), newest)
+        if reset or steps or ordered_for != self._ordered_for:
+            self._ordered_for = ordered_for
+            self._sort(view)
+        if view.selected_request != self._selected:
+            self._selected = view.selected_request
+            if self._selected is not None and self._selected in self._place:
+                self._cursor, self._cursor_leads = self._selected, True
+        self._settle()
+
+    def _sort(self, view: View) -> None:
+        state = view.state
+        turn = {member[0]: i for i, member in enumerate(state.last_step.batch)} if state.last_step else {}
+        running: list[RequestState] = []
+        waiting: list[RequestState] = []
+        ended: list[RequestState] = []
+        preempted = 0
+        for request in state.requests.values():
+            if request.status == RequestStatus.RUNNING:
+                running.append(request)
+            elif request.status.is_finished:
+                ended.append(request)
+            else:
+                waiting.append(request)
+                preempted += request.status == RequestStatus.PREEMPTED
+        running.sort(key=lambda r: (turn.get(r.request, len(turn)), r.admitted_ns, r.request))
+        waiting.sort(key=lambda r: (r.status != RequestStatus.PREEMPTED, r.request))
+        ended.sort(key=lambda r: r.finished_ns, reverse=True)
+        self._order = [r.request for group in (running, waiting, ended) for r in group]
+        self._place = {request: i for i, request in enumerate(self._order)}
+        dot = view.glyphs.dot
+        title = f"Requests {view.glyphs.horizontal} {len(running)} running {dot} {len(waiting) - preempted} waiting"
+        if preempted:
+            title += f" {dot} {preempted} preempted"
+        if ended:
+            title += f" {dot} {len(ended)} ended"
+        self.set_title(title)
+
+    @property
+    def _header_rows(self) -> int:
+        return 1 if self.size.height >= 3 else 0
+
+    @property
+    def _window(self) -> int:
+        return max(1, self.size.height - self._header_rows)
+
+    def _settle(self) -> None:
+        """Find the cursor's row again and keep the window inside the table, and the cursor inside the window."""
+        count = len(self._order)
+        if self._cursor is not None:
+            self._at = self._place.get(self._cursor, min(self._at, count - 1))
+            self._cursor = self._order[self._at] if count else None
+            if self._cursor_leads:
+                self._top = min(max(self._top, self._at - self._window + 1), max(0, self._at))
+        self._top = max(0, min(self._top, count - self._window))
+
+    # -- drawing -------------------------------------------------------------------------------------------------
+
+    def rows(self, view: View, width: int, height: int) -> Sequence[Hashable]:
+        """The heading and the requests of the window."""
+        if not self._order:
+            return _empty_state(view)
+        columns = columns_for(width, self._prefer_text)
+        state, selected, focused = view.state, view.selected_request, self.has_focus
+        keys: list[Hashable] = [("heading", columns)] if self._header_rows else []
+        for request_id in self._order[self._top : self._top + self._window]:
+            request = state.requests.get(request_id)
+            if request is None:
+                continue
+            marked = focused and request_id == self._cursor
+            waits = request.waiting_for
+            keys.append(
+                (
+                    request_id,
+                    marked,
+                    selected,
+                    columns,
+                    request.status,
+                    request.last_phase,
+                    request.num_computed,
+                    len(request.token_ids),
+                    request.num_cached,
+                    waits and (waits.reason, tuple(waits.numbers.values())),
+                    len(request.table),
+                    table_pieces(state, request.table, columns.table, view.glyphs),
+                )
+            )
+        return keys
+
+    def draw(self, view: View, key: Hashable, width: int) -> Strip:
+        """One row."""
+        assert isinstance(key, tuple)
+        if key[0] == "heading":
+            return draw_heading(view, key[1], width)
+        request = view.state.requests.get(key[0])
+        if request is None:
+            return Line(width, view.palette.blank).strip()
+        return draw_request(view, request, key[3], width, marked=key[1], table=key[-1])
+
+    # -- acting --------------------------------------------------------------------------------------------------
+
+    def _move(self, rows: int) -> None:
+        if not self._order:
+            return
+        at = self._place.get(self._cursor, -1 if rows > 0 else 0) if self._cursor is not None else -1
+        self._at = max(0, min(len(self._order) - 1, at + rows))
+        self._cursor = self._order[self._at]
+        self._cursor_leads = True
+        self._settle()
+        self.redraw()
+
+    def action_scroll_up(self) -> None:
+        """Move the cursor up."""
+        self._move(-1)
+
+    def action_scroll_down(self) -> None:
+        """Move the cursor down."""
+        self._move(1)
+
+    def action_page_up(self) -> None:
+        """Move the cursor up by a window."""
+        self._move(-self._window)
+
+    def action_page_down(self) -> None:
+        """Move the cursor down by a window."""
+        self._move(self._window)
+
+    def action_select(self) -> None:
+        """Select the request under the cursor, or nothing where it is selected already."""
+        if self._cursor is not None:
+            self._select(self._cursor)
+
+    def action_toggle_text(self) -> None:
+        """Show block tables or texts where there is no room for both."""
+        self._prefer_text = not self._prefer_text
+        self.redraw()
+
+    def _select(self, request: int) -> None:
+        self.post_message(RequestSelected(None if request == self._selected else request))
+
+    def on_click(self, event: events.Click) -> None:
+        """Select the request that was clicked."""
+        offset = event.get_content_offset(self)
+        if offset is None:
+            return
+        place = self._top + offset.y - self._header_rows
+        if offset.y >= self._header_rows and 0 <= place < len(self._order):
+            self._cursor, self._at, self._cursor_leads = self._order[place], place, True
+            self._select(self._cursor)
+            self.redraw()
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        """Move the window down."""
+        self._scroll(event, _WHEEL_ROWS)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        """Move the window up."""
+        self._scroll(event, -_WHEEL_ROWS)
+
+    def _scroll(self, event: events.MouseEvent, rows: int) -> None:
+        event.stop()
+        event.prevent_default()
+        self._cursor_leads = False
+        self._top += rows
+        self._settle()
+        self.redraw()
+
+    def on_focus(self) -> None:
+        """Show the cursor, on the first request where it was nowhere."""
+        if self._cursor is None and self._order:
+            self._cursor, self._at = self._order[0], 0
+        self.redraw()
+
+    def on_blur(self) -> None:
+        """Hide the cursor."""
+        self.redraw()
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Keep the cursor in the window."""
+        self._settle()
+        super().on_resize(event)
+
+
+def _empty_state(view: View) -> list[Hashable]:
+    if view.source.live:
+        return ["", "No requests yet.", "Send some from another terminal:", "  kvtui inject --workload chat"]
+    return ["", "No requests at this step.", f"Go on with {view.glyphs.arrow_right} or space."]
