@@ -40,7 +40,7 @@ class Entry(NamedTuple):
     seconds: int
     level: Level
     text: str
-    count: int
+    repeats: int
 
 
 def level_of(text: str) -> Level:
@@ -114,7 +114,7 @@ class LogPanel(LinePanel):
         level = level or level_of(text)
         if self._entries and self._entries[-1].text == text and self._entries[-1].level == level:
             last = self._entries.pop()
-            self._entries.append(last._replace(seconds=seconds, count=last.count + 1))
+            self._entries.append(last._replace(seconds=seconds, repeats=last.repeats + 1))
             return
         self._number += 1
         self._entries.append(Entry(self._number, seconds, level, text, 1))
@@ -149,7 +149,7 @@ class LogPanel(LinePanel):
             clock = f"{key.seconds // 3600:02}:{key.seconds // 60 % 60:02}:{key.seconds % 60:02}"
             line.add(clock, palette.faint).gap()
         line.add(_SIGN[key.level], style).gap()
-        count = f" {glyphs.times}{key.count}" if key.count > 1 else ""
+        count = f" {glyphs.times}{key.repeats}" if key.repeats > 1 else ""
         room = max(0, line.room - len(count))
         return line.add(fit(key.text, room, ascii_only=glyphs.ascii), style).add(count, palette.muted).strip()
 

@@ -1,0 +1,230 @@
+"""The level of the pool over the steps, what was lost to pressure, and how much of the memory in use is of use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from textual.binding import Binding
+
+from kvtui.history import Waste, waste_of
+from kvtui.safe_text import width as cells_of
+from kvtui.widgets.level_chart import CACHED, EIGHTHS, cells, gather
+from kvtui.widgets.line import Line
+from kvtui.widgets.line_panel import LinePanel
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from rich.style import Style
+    from textual.binding import BindingType
+    from textual.strip import Strip
+
+    from engine.trace.events import Header, StepTrace
+    from kvtui.glyphs import Glyphs
+    from kvtui.view import View
+
+_WIDE = 48
+_MOST_PER_COLUMN = 64
+_COUNTS = " 123456789"
+
+
+class FreePool(LinePanel):
+    """Used, cached and free blocks as a stacked area; preemptions and evictions counted below; the waste in words."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("plus,equals_sign", "zoom(-1)", "fewer steps a column", show=False, id="pool.zoom-in"),
+        Binding("minus", "zoom(1)", "more steps a column", show=False, id="pool.zoom-out"),
+    ]
+
+    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:  # noqa: A002
+        super().__init__(id=id, classes=classes)
+        self._waste: Waste | None = None
+        self._per_column = 0
+        self._per_column_now = 1
+
+    def follow(self, view: View, steps: Sequence[StepTrace], reset: bool) -> None:
+        """Measure the memory once for each frame that brought steps."""
+        if steps or reset or self._waste is None:
+            self._waste = waste_of(view.state)
+        self.set_title("Free pool")
+
+    def rows(self, view: View, width: int, height: int) -> Sequence[Hashable]:
+        """From top to bottom: levels, chart, events, axis, words; what there is no room for goes first from the end."""
+        state, header = view.state, view.state.header
+        levels = ("levels", state.used, state.cached, state.free)
+        gutter = self._gutter(header.num_blocks, width)
+        gathered = gather(view.history, width - gutter - 1, self._per_column)
+        if gathered is None:
+            return [levels, "", "No step yet: the pool's level is drawn from the first one on."][:height]
+        self._per_column_now = gathered.steps_per_column
+        words = [] if self._waste is None else [("waste", self._waste), ("bytes", self._waste)]
+        words = words[: 2 if height >= 7 else 1 if height >= 4 else 0]
+        axis = [("axis", gathered.first, gathered.stop, gathered.steps_per_column)] if height >= 5 else []
+        events: list[Hashable] = []
+        if height >= 9:
+            events = [
+                ("events", "preempted", gathered.preemptions.tobytes()),
+                ("events", "evicted", gathered.evictions.tobytes()),
+            ]
+        elif height >= 6:
+            events = [("events", "lost", (gathered.preemptions + gathered.evictions).tobytes())]
+        rows = height - 1 - len(words) - len(axis) - len(events)
+        chart: list[Hashable] = []
+        if rows > 0:
+            codes = cells(gathered, header.num_blocks, rows)
+            for y in range(rows):
+                label = str(header.num_blocks) if y == 0 else "0" if y == rows - 1 else ""
+                chart.append(("chart", label, codes[y].tobytes()))
+        return [levels, *chart, *events, *axis, *words]
+
+    @staticmethod
+    def _gutter(num_blocks: int, width: int) -> int:
+        return max(len(str(num_blocks)), 9 if width >= _WIDE else 4) + 1
+
+    # -- drawing -------------------------------------------------------------------------------------------------
+
+    def draw(self, view: View, key: Hashable, width: int) -> Strip:
+        """One line, by its kind."""
+        assert isinstance(key, tuple)
+        line = Line(width, view.palette.blank)
+        gutter = self._gutter(view.state.header.num_blocks, width)
+        kind, *values = key
+        if kind == "levels":
+            _draw_levels(line, view, *values)
+        elif kind == "chart":
+            _draw_chart(line, view, gutter, *values)
+        elif kind == "events":
+            _draw_events(line, view, gutter, *values)
+        elif kind == "axis":
+            _draw_axis(line, view, gutter, *values)
+        elif kind == "waste":
+            _draw_words(line, view, waste_words(values[0], view.state.header.block_size, view.glyphs))
+        elif kind == "bytes":
+            _draw_words(line, view, byte_words(values[0], view.state.header, view.glyphs))
+        return line.strip()
+
+    def action_zoom(self, direction: int) -> None:
+        """Gather fewer (-1) or more (1) steps into a column."""
+        now = self._per_column_now * 2 if direction > 0 else self._per_column_now // 2
+        self._per_column = max(1, min(_MOST_PER_COLUMN, now))
+        self.redraw()
+
+
+def _draw_levels(line: Line, view: View, used: int, cached: int, free: int) -> None:
+    palette, glyphs = view.palette, view.glyphs
+    total = used + cached + free
+    parts = ((glyphs.levels[-1], "used", used, palette.accent), (glyphs.cached, "cached", cached, palette.cached))
+    line.gap()
+    for glyph, word, count, style in parts:
+        line.add(glyph, style).gap().add(word, palette.muted).gap().add(f"{count:,}", palette.strong).gap(2)
+    low = total > 0 and cached + free <= total // 20
+    line.add("free", palette.muted).gap().add(f"{free:,}", palette.warning if low else palette.strong)
+    if low and line.room > 12:
+        line.gap(2).add("nearly full", palette.warning)
+    line.right([(f"of {total:,} blocks ", palette.muted)])
+
+
+def _draw_chart(line: Line, view: View, gutter: int, label: str, codes: bytes) -> None:
+    palette = view.palette
+    line.add(label.rjust(gutter - 1), palette.faint).gap()
+    line.to(line.cells - 1 - len(codes))
+    runs = np.frombuffer(codes, np.uint8)
+    starts = np.flatnonzero(np.diff(runs, prepend=np.uint8(255)))
+    stops = np.append(starts[1:], len(runs))
+    for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+        code = codes[start]
+        glyph, style = _cell(code, view, palette.accent)
+        line.add(glyph * (stop - start), style)
+
+
+def _cell(code: int, view: View, used: Style) -> tuple[str, Style]:
+    glyphs, palette = view.glyphs, view.palette
+    if code == CACHED:
+        return glyphs.cached, palette.cached
+    if code == 0:
+        return " ", palette.blank
+    if glyphs.ascii:  # in ASCII nothing fills a part of a cell from below
+        return (glyphs.levels[-1], used) if code * 2 >= EIGHTHS else ("_", used)
+    return glyphs.history[code], used
+
+
+def _draw_events(line: Line, view: View, gutter: int, word: str, counts: bytes) -> None:
+    palette = view.palette
+    values = np.frombuffer(counts, np.int64)
+    style = palette.warning if word != "evicted" else palette.cached
+    line.add(word[: gutter - 1].rjust(gutter - 1), palette.faint).gap().to(line.cells - 1 - len(values))
+    line.add("".join(_COUNTS[v] if v < 10 else view.glyphs.many for v in values.tolist()), style)
+
+
+def _draw_axis(line: Line, view: View, gutter: int, first: int, stop: int, per_column: int) -> None:
+    palette = view.palette
+    left, right = f"{first:,}", f"{stop - 1:,}"
+    columns = (stop - 1) // per_column - first // per_column + 1
+    start = line.cells - 1 - columns
+    line.add("step".rjust(gutter - 1), palette.faint).gap()
+    scale = f"{per_column} steps a column" if per_column > 1 else "1 step a column"
+    space = line.cells - 1 - start - len(left) - len(right)
+    if space > 1:
+        line.to(start).add(left, palette.muted)
+        if space > len(scale) + 4:
+            line.gap((space - len(scale)) // 2).add(scale, palette.faint)
+    line.to(line.cells - 1 - len(right)).add(right, palette.muted)
+
+
+def _draw_words(line: Line, view: View, variants: list[list[tuple[str, str]]]) -> None:
+    """The first variant that fits, else the last one cut."""
+    palette = view.palette
+    styles = {"": palette.muted, "strong": palette.strong}
+    chosen = next((v for v in variants if sum(cells_of(text) for text, _ in v) < line.cells - 1), variants[-1])
+    line.gap()
+    for text, role in chosen:
+        line.add(text, styles[role])
+
+
+def waste_words(waste: Waste, block_size: int, glyphs: Glyphs) -> list[list[tuple[str, str]]]:
+    """The waste and its formula, from the longest form to the shortest; pieces of text and their weight."""
+    dot, minus = ("*", "-") if glyphs.ascii else ("·", "−")
+    if not waste.used_blocks:
+        return [[("waste: no block is in use", "")]]
+    now, then = f"{waste.waste:.1%}", f"{waste.reserved_waste:.0%}"
+    formula = f" = 1 {minus} {waste.held_tokens:,}/({waste.used_blocks:,}{dot}{block_size})"
+    return [
+        [("waste ", ""), (now, "strong"), (formula, ""), ("   versus ", ""), (then, "strong"), _IF_RESERVED],
+        [("waste ", ""), (now, "strong"), (formula, ""), ("   vs ", ""), (then, "strong"), (" reserved", "")],
+        [("waste ", ""), (now, "strong"), (" vs ", ""), (then, "strong"), (" if reserved at maximum", "")],
+        [("waste ", ""), (now, "strong"), (" vs ", ""), (then, "strong"), (" reserved", "")],
+        [("waste ", ""), (now, "strong")],
+    ]
+
+
+_IF_RESERVED = (" if each request had reserved its maximum", "")
+
+
+def byte_words(waste: Waste, header: Header, glyphs: Glyphs) -> list[list[tuple[str, str]]]:
+    """The bytes held and their formula, from the longest form to the shortest."""
+    dot = "*" if glyphs.ascii else "·"
+    model = header.model
+    elements = 2 * model.num_layers * model.num_kv_heads * model.head_dim
+    per_element = model.kv_bytes_per_token / elements if elements else 0
+    formula = (
+        f"2{dot}{model.num_layers} layers{dot}{model.num_kv_heads} kv heads{dot}{model.head_dim}{dot}"
+        f"{waste.held_tokens:,} tokens{dot}{per_element:g} B"
+    )
+    held = _size(waste.bytes)
+    pool = f" of {_size(header.num_blocks * header.block_size * model.kv_bytes_per_token)}"
+    return [
+        [("holds ", ""), (held, "strong"), (pool, ""), (f" = {formula}", "")],
+        [("holds ", ""), (held, "strong"), (f" = {formula}", "")],
+        [("holds ", ""), (held, "strong"), (pool, "")],
+    ]
+
+
+def _size(count: int) -> str:
+    """Bytes in a unit that people read."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:,.1f} TiB"

@@ -1,0 +1,128 @@
+"""One line on top: what runs, where the numbers come from, how far it is and how fast."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from rich.color import Color
+from rich.style import Style
+
+from kvtui.safe_text import clean
+from kvtui.safe_text import width as cells_of
+from kvtui.widgets.line import Line
+from kvtui.widgets.line_panel import LinePanel
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from textual.strip import Strip
+
+    from kvtui.view import View
+
+_LONGEST_NAME = 40
+
+
+class Part(NamedTuple):
+    """A piece of the header.
+
+    Attributes:
+        rank: Parts of the highest rank are left out first.
+        text: What it says.
+        role: Its style: a role of the palette, or `strong`.
+        right: Whether it stands at the right edge.
+    """
+
+    rank: int
+    text: str
+    role: str
+    right: bool = False
+
+
+class HeaderBar(LinePanel, can_focus=False):
+    """The header; parts that do not fit are left out whole, the least important first.
+
+    Attributes:
+        url: Where the session listens, if it does.
+    """
+
+    DEFAULT_CSS = """
+    HeaderBar { height: 1; }
+    """
+
+    url: str | None = None
+
+    def rows(self, view: View, width: int, height: int) -> Sequence[Hashable]:
+        """The parts that fit."""
+        return [tuple(fitting(parts_of(view, self.url), width))]
+
+    def draw(self, view: View, key: Hashable, width: int) -> Strip:
+        """Left parts, space, right parts."""
+        assert isinstance(key, tuple)
+        palette = view.palette
+        raised = Style() if palette.mono else Style(bgcolor=Color.parse(palette.colors["raised"]))
+        line = Line(width, palette.blank).gap()
+        right: list[tuple[str, Style]] = []
+        for part in key:
+            style = palette.strong if part.role == "strong" else palette.role(part.role)
+            style += Style(bold=True) if part.rank == 0 else Style()
+            if part.right:
+                right += [("  ", palette.blank), (part.text, style)]
+            else:
+                line.add(part.text, style).gap(2)
+        line.right([*right[1:], (" ", palette.blank)])
+        return line.strip(raised)
+
+
+def parts_of(view: View, url: str | None) -> list[Part]:
+    """Everything the header could say, in order."""
+    source, glyphs, header = view.source, view.glyphs, view.source.header
+    model = header.model
+    if source.error:
+        badge = Part(0, "! STOPPED", "error")
+    elif source.paused:
+        badge = Part(0, f"{glyphs.paused} PAUSED", "warning")
+    elif source.live:
+        badge = Part(0, f"{glyphs.live} LIVE", "good")
+    else:
+        badge = Part(0, f"{glyphs.playing} PLAY", "accent")
+    measured = header.provenance == "measured"
+    ascii_only = glyphs.ascii
+    per_block = header.block_size * model.kv_bytes_per_token / 1024
+    rates = view.history.rates()
+    counters = view.state.counters
+    idle = source.live and not source.paused and not counters.running and not counters.waiting
+    behind = source.length - 1 - source.position
+    step = f"step {max(0, source.position):,}"
+    if not source.live and source.length:
+        step += f"/{source.length - 1:,}"
+    parts = [
+        Part(6, "kvtui", "strong"),
+        badge,
+        Part(1, clean(header.provenance, ascii_only=ascii_only), "muted" if measured else "warning"),
+        Part(3, clean(model.name, ascii_only=ascii_only, limit=_LONGEST_NAME), "text"),
+        Part(7, clean(f"{model.device} {model.dtype}", ascii_only=ascii_only, limit=_LONGEST_NAME), "muted"),
+        Part(5, f"{header.num_blocks:,} blocks {glyphs.times} {header.block_size}", "text"),
+        Part(9, f"{per_block:,.0f} KiB each" if per_block >= 10 else f"{per_block:,.1f} KiB each", "muted"),
+    ]
+    if url:
+        parts.append(Part(4, clean(url, ascii_only=ascii_only, limit=80), "accent"))
+    if source.live and source.paused and behind > 0:
+        parts.append(Part(2, f"{behind:,} steps behind", "warning", right=True))
+    parts.append(Part(1, step, "strong", right=True))
+    if idle:
+        parts.append(Part(2, "idle", "muted", right=True))
+    else:
+        parts.append(Part(8, f"{rates.steps_per_s:,.0f} steps/s", "muted", right=True))
+        parts.append(Part(2, f"{rates.tokens_per_s:,.0f} tok/s", "text", right=True))
+    return parts
+
+
+def fitting(parts: list[Part], cells: int) -> list[Part]:
+    """The parts that fit side by side, two cells apart."""
+    kept = list(parts)
+    while kept and 2 + sum(cells_of(part.text) + 2 for part in kept) > cells:
+        worst = max(part.rank for part in kept)
+        if worst == 0:
+            break
+        kept = [part for part in kept if part.rank != worst]
+    return kept
