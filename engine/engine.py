@@ -18,7 +18,6 @@ from engine.request import FinishReason, Request, RequestError, RequestOutput, S
 from engine.runner import Runner, RunnerError, TextCodec
 from engine.trace.events import (
     BatchMember,
-    BlockOp,
     Counters,
     Finish,
     Header,
@@ -240,7 +239,7 @@ class PagedEngine:
                         sample_ns=self.runner.last_sample_ns if batch else 0,
                         update_ns=self._now() - executed_ns,
                         batch=[BatchMember(s.request.request_id, int(s.phase), s[2], s[3]) for s in batch],
-                        ops=list(map(BlockOp._make, pool.ops or ())),
+                        ops=pool.take_ops(),
                         tokens=tokens,
                         finished=[Finish(r.request_id, r.finish_reason or "", r.error or "") for r in ended],
                         decisions=decisions,
@@ -264,15 +263,14 @@ class PagedEngine:
             request = note.request
             self._sessions[request.request_id] = note
             if self._sinks:
+                pieces = note.pieces if note.pieces is not None else self.codec.pieces(request.prompt_token_ids)
                 self._emit(
                     RequestArrived(
                         request=request.request_id,
                         name=request.name,
                         time_ns=request.arrival_ns,
                         prompt_token_ids=request.prompt_token_ids,
-                        prompt_pieces=self.codec.pieces(request.prompt_token_ids)
-                        if note.pieces is None
-                        else note.pieces,
+                        prompt_pieces=pieces,
                         max_tokens=max(1, self.scheduler.max_tokens(request)),
                         temperature=request.params.temperature,
                     )

@@ -32,14 +32,15 @@ _NUM_BYTES: Final = 256
 EOS_TOKEN_ID: Final = _NUM_BYTES
 _FIRST_WORD: Final = EOS_TOKEN_ID + 1
 
-_WORDS: Final = tuple(
+_TEXT: Final = (
     "the of and to in is that it for as with on by are this from at or be an not which can all their has have one "
     "each block page cache token request memory table pool queue free full shared prefix hash step batch key value "
     "head tail layer model prompt engine scheduler written read found kept lost taken again first last next when then "
     "while after before until where what who why how many few more less most small large long short fast slow new old "
     "same other whole part line word name number time place order room work runs waits holds needs gives takes makes "
-    "fills shares evicts releases grows ends begins follows answers asks says shows counts".split()  # noqa: SIM905
+    "fills shares evicts releases grows ends begins follows answers asks says shows counts"
 )
+_WORDS: Final = tuple(_TEXT.split())
 _PUNCTUATION: Final = (".", ",", "\n", " ")
 _WIDE: Final = tuple(text.encode() for text in ("é", "→", "字", "🙂"))
 

@@ -9,16 +9,14 @@ The loops over many blocks are written out by hand: they run for every block tha
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
 from engine.core.block_hash import trace_key
-from engine.trace.events import Op
+from engine.trace.events import BlockOp, Op
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-OpRow = tuple[int, int, int, int]
-"""A block operation as the pool writes it; `engine.trace.events.BlockOp` names its places."""
+    from collections.abc import Iterable, Iterator, Sequence
 
 # Plain ints: the attribute look-up of an enum member costs as much as the rest of a loop's round.
 _ALLOCATE: Final = int(Op.ALLOCATE)
@@ -98,7 +96,9 @@ class BlockPool:
         num_blocks: Size of the pool.
         blocks: By block id.
         num_cached: Blocks without references whose content can still be found.
-        ops: Where operations are written, in order, or None while nobody looks.
+        ops: Where operations are written in order, four integers each, one after the other; None while nobody looks.
+            A flat list, since a tuple for each of many blocks costs more than the allocation, most of it in the
+            garbage collector; `take_ops` makes rows of it.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -106,7 +106,7 @@ class BlockPool:
         self.blocks = [KVCacheBlock(i) for i in range(num_blocks)]
         self.free_queue = FreeBlockQueue(self.blocks)
         self.num_cached = 0
-        self.ops: list[OpRow] | None = None
+        self.ops: list[int] | None = None
         self._by_hash: dict[bytes, int] = {}
         self._duplicates: dict[bytes, dict[int, None]] = {}
 
@@ -143,41 +143,32 @@ class BlockPool:
         append = taken.append
         head = queue.head
         block = head.next_free
-        ops = self.ops
-        if ops is None:
-            for _ in range(num):
-                if block.block_hash is not None:
-                    self._evict(block)
-                block.ref_cnt = 1
-                append(block.block_id)
-                block = block.next_free
-        else:
-            record = ops.append
-            for logical in range(first_logical, first_logical + num):
-                if block.block_hash is not None:
-                    self._evict(block)
-                block.ref_cnt = 1
-                block_id = block.block_id
-                append(block_id)
-                record((_ALLOCATE, block_id, request_id, logical))
-                block = block.next_free
+        for _ in repeat(None, num):
+            if block.block_hash is not None:
+                self._evict(block)
+            block.ref_cnt = 1
+            append(block.block_id)
+            block = block.next_free
         head.next_free = block
         block.prev_free = head
         queue.num_free -= num
+        if self.ops is not None:
+            _record_each(self.ops, _ALLOCATE, taken, request_id, range(first_logical, first_logical + num))
         return taken
 
     def touch(self, block_ids: Sequence[int], request_id: int, first_logical: int = 0) -> None:
         """Refer to blocks that hold the content wanted; those without references leave the free queue."""
-        blocks, queue, ops = self.blocks, self.free_queue, self.ops
-        for logical, block_id in enumerate(block_ids, first_logical):
+        blocks, queue = self.blocks, self.free_queue
+        for block_id in block_ids:
             block = blocks[block_id]
             if block.ref_cnt == 0:
                 queue.remove(block)
                 if block.block_hash is not None:
                     self.num_cached -= 1
             block.ref_cnt += 1
-            if ops is not None:
-                ops.append((_SHARE, block_id, request_id, logical))
+        if self.ops is not None:
+            logical = range(first_logical, first_logical + len(block_ids))
+            _record_each(self.ops, _SHARE, block_ids, request_id, logical)
 
     def release(self, block_ids: Sequence[int], request_id: int) -> None:
         """Drop one reference each; blocks without any join the tail of the free queue in the order given.
@@ -187,20 +178,15 @@ class BlockPool:
         Raises:
             BlockPoolError: a block comes twice, is free already, or does not exist. Nothing was released.
         """
-        if not block_ids:
-            return
-        if len(set(block_ids)) != len(block_ids):
-            twice = sorted({i for i in block_ids if block_ids.count(i) > 1})
-            raise BlockPoolError(f"request {request_id} releases blocks {twice[:8]} twice in one list: pass each once")
-        if min(block_ids) < 0 or max(block_ids) >= self.num_blocks:
-            raise BlockPoolError(
-                f"request {request_id} releases block {min(block_ids)} or {max(block_ids)}, "
-                f"and the pool has 0 to {self.num_blocks - 1}"
-            )
-        blocks, head, ops = self.blocks, self.free_queue.head, self.ops
-        first_new = last = head.prev_free
-        freed = cached = 0
+        blocks, head = self.blocks, self.free_queue.head
+        old_last = last = head.prev_free
+        shared: list[KVCacheBlock] = []
+        cached = 0
+        wrong = ""
         for block_id in block_ids:
+            if not 0 <= block_id < self.num_blocks:
+                wrong = f"which does not exist: the pool has 0 to {self.num_blocks - 1}"
+                break
             block = blocks[block_id]
             refs = block.ref_cnt
             if refs == 1:
@@ -208,23 +194,38 @@ class BlockPool:
                 last.next_free = block
                 block.prev_free = last
                 last = block
-                freed += 1
                 if block.block_hash is not None:
                     cached += 1
-            elif refs > 1:
+            elif refs:
                 block.ref_cnt = refs - 1
+                shared.append(block)
             else:
-                # Nothing points back to the new chain yet, so cutting it off undoes it.
-                first_new.next_free = head
-                for undone in block_ids[: block_ids.index(block_id)]:
-                    blocks[undone].ref_cnt += 1
-                raise BlockPoolError(f"request {request_id} releases block {block_id}, which is free: release it once")
+                wrong = "which is free: release each block once"
+                break
         last.next_free = head
+        # Without shared blocks a second occurrence has met a free block above.
+        if not wrong and shared and len(set(block_ids)) != len(block_ids):
+            block_id = next(block_id for block_id in block_ids if block_ids.count(block_id) > 1)
+            wrong = "twice in one list: release each block once"
+        if wrong:
+            self._undo_release(old_last, shared)
+            raise BlockPoolError(f"request {request_id} releases block {block_id}, {wrong}")
         head.prev_free = last
-        self.free_queue.num_free += freed
+        self.free_queue.num_free += len(block_ids) - len(shared)
         self.num_cached += cached
-        if ops is not None:
-            ops += [(_RELEASE, block_id, request_id, 0) for block_id in block_ids]
+        if self.ops is not None:
+            _record_each(self.ops, _RELEASE, block_ids, request_id, repeat(0, len(block_ids)))
+
+    def _undo_release(self, old_last: KVCacheBlock, shared: list[KVCacheBlock]) -> None:
+        """Give back the references dropped so far and cut off the chain of blocks behind the queue's old last one."""
+        head = self.free_queue.head
+        block = old_last.next_free
+        while block is not head:
+            block.ref_cnt += 1
+            block = block.next_free
+        old_last.next_free = head
+        for block in shared:
+            block.ref_cnt += 1
 
     def publish(self, block_id: int, digest: bytes) -> None:
         """Make a full block's content findable.
@@ -242,11 +243,19 @@ class BlockPool:
         if self._by_hash.setdefault(digest, block_id) != block_id:
             self._duplicates.setdefault(digest, {})[block_id] = None
         if self.ops is not None:
-            self.ops.append((_HASH, block_id, trace_key(digest), 0))
+            self.ops += (_HASH, block_id, trace_key(digest), 0)
 
     def find(self, digest: bytes) -> int | None:
         """A block with this content, used or cached."""
         return self._by_hash.get(digest)
+
+    def take_ops(self) -> list[BlockOp]:
+        """The operations written since the last call, as rows; `ops` is empty afterwards, or None if it was."""
+        if self.ops is None:
+            return []
+        flat = iter(self.ops)
+        self.ops = []
+        return list(map(tuple.__new__, repeat(BlockOp), zip(flat, flat, flat, flat, strict=True)))
 
     def _evict(self, block: KVCacheBlock) -> None:
         digest = block.block_hash
@@ -266,4 +275,14 @@ class BlockPool:
         if others is not None and not others:
             del self._duplicates[digest]
         if self.ops is not None:
-            self.ops.append((_EVICT, block.block_id, trace_key(digest), 0))
+            self.ops += (_EVICT, block.block_id, trace_key(digest), 0)
+
+
+def _record_each(ops: list[int], op: int, block_ids: Sequence[int], request_id: int, last: Iterable[int]) -> None:
+    """Write one operation for each of many blocks, column by column."""
+    num = len(block_ids)
+    start = len(ops)
+    ops += repeat(op, 4 * num)
+    ops[start + 1 :: 4] = block_ids
+    ops[start + 2 :: 4] = repeat(request_id, num)
+    ops[start + 3 :: 4] = last

@@ -108,7 +108,7 @@ class KVCacheManager:
         ops = self.pool.ops
         if ops is not None:
             for logical in range(computed_before // size, -(-computed // size)):
-                ops.append((_FILL, table[logical], request_id, min(size, computed - logical * size)))
+                ops += (_FILL, table[logical], request_id, min(size, computed - logical * size))
         num_full = computed // size
         if not self.prefix_caching or num_full == self._num_published[request_id]:
             return
