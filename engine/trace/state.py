@@ -317,9 +317,10 @@ class PoolState:
         if kind == DecisionKind.ADMITTED or kind == DecisionKind.RESUMED:
             request.status = RequestStatus.RUNNING
             request.waiting_for = None
+            request.num_computed = decision.numbers.get("cached_tokens", 0)
             if request.admitted_ns < 0:
                 request.admitted_ns = start_ns
-                request.num_cached = decision.numbers.get("cached_tokens", 0)
+                request.num_cached = request.num_computed
         elif kind == DecisionKind.WAITS:
             request.waiting_for = decision
         elif kind == DecisionKind.PREEMPTED:

@@ -1,0 +1,287 @@
+"""Writing a trace to a file while the engine runs.
+
+The file is MCAP (https://mcap.dev), so that a killed process loses only what it had not written yet. The engine's
+thread only appends to a queue; a thread of the writer's own makes columns of it (`engine.trace.segment`), at the
+latest every two seconds, each segment a chunk of its own, and adds a keyframe now and then. `docs/trace.md` describes
+the file.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import zstandard
+from mcap.writer import CompressionType, IndexType, Writer
+
+from engine.trace.columns import column, differences, pack
+from engine.trace.events import Header, RequestArrived, StepTrace, TraceMessage
+from engine.trace.keyframe import Keyframe
+from engine.trace.segment import MAX_ROWS, Segment, VocabularyWriter, encode
+from engine.trace.state import PoolState
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+PROFILE = "kvtui"
+"""The MCAP profile of recordings."""
+HEADER_TOPIC, SEGMENT_TOPIC, KEYFRAME_TOPIC = "header", "segment", "keyframe"
+INDEX_NAME, VOCABULARY_NAME = "index", "vocabulary"
+
+SEGMENT_STEPS = 256
+"""Steps in a segment at most."""
+SEGMENT_SECONDS = 2.0
+"""A step waits at most this long before it is written."""
+SEGMENT_ROWS = 65_536
+"""Rows in a segment, after which it is closed early."""
+KEYFRAME_STEPS = 256
+"""Steps between two keyframes at least; more where a keyframe is larger than the steps since the last one."""
+KEYFRAME_STEPS_MAX = 1024
+"""Steps between two keyframes at most, for pools up to `LARGE_POOL` blocks."""
+LARGE_POOL = 65_536
+_MAX_PENDING = 8192
+"""Messages waiting to be written before the engine's thread has to help."""
+
+
+class RecordingError(Exception):
+    """A recording that cannot be written or read. Its text is one line: what, to which file, and what to do next."""
+
+
+class Index(msgspec.Struct, frozen=True):
+    """Where everything is, at the end of a complete recording; columns as `engine.trace.columns.pack` makes them.
+
+    Attributes:
+        duration_ns: End of the last step, since the trace began.
+        num_requests: How many arrived.
+        num_segments: Rows of `segments`: first step, steps, offset and length of the chunk's content, arrivals in it;
+            the first and the offset less the row before.
+        num_keyframes: Rows of `keyframes`: step, offset and length of the chunk's content; all but the length less
+            the row before.
+    """
+
+    num_steps: int
+    duration_ns: int
+    num_requests: int
+    num_segments: int
+    segments: list[bytes]
+    num_keyframes: int
+    keyframes: list[bytes]
+
+
+class VocabularyTable(msgspec.Struct, frozen=True):
+    """The whole vocabulary of a complete recording: token ids as a column, and their texts."""
+
+    ids: bytes
+    texts: list[str]
+
+
+class RecordingWriter:
+    """A sink that writes a recording.
+
+    A failure to write (a full disk) ends the recording, not the engine: it is kept in `error`, and `close` raises it.
+
+    Args:
+        path: The file; one that exists is replaced.
+        header: Of the trace; its title and description go with it.
+
+    Raises:
+        RecordingError: the file cannot be created.
+    """
+
+    def __init__(self, path: str | Path, header: Header) -> None:
+        self.path = Path(path)
+        self.header = header
+        self.error: RecordingError | None = None
+        try:
+            self._file = self.path.open("wb")
+        except OSError as error:
+            raise RecordingError(f"cannot record to {self.path}: {error.strerror or error}") from None
+        self._pending: deque[RequestArrived | StepTrace] = deque()
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._closed = False
+        self._encoder = msgspec.msgpack.Encoder()
+        self._vocabulary = VocabularyWriter()
+        self._state = PoolState(header)
+        self._segments: list[tuple[int, int, int, int, int]] = []
+        self._keyframes: list[tuple[int, int, int]] = []
+        self._steps_at_keyframe = 0
+        self._bytes_at_keyframe = 0
+        self._keyframe_length = 0
+        self._end_ns = 0
+        self._num_requests = 0
+        try:
+            self._start()
+        except OSError as error:
+            self._file.close()
+            raise RecordingError(f"cannot record to {self.path}: {error.strerror or error}") from None
+        self._thread = threading.Thread(target=self._run, name="recording", daemon=True)
+        self._thread.start()
+
+    def __call__(self, message: TraceMessage) -> None:
+        """Take a message; costs the caller about a microsecond."""
+        if isinstance(message, Header) or self._closed:
+            return
+        self._pending.append(message)
+        waiting = len(self._pending)
+        if waiting >= SEGMENT_STEPS:
+            self._wake.set()
+            if waiting >= _MAX_PENDING:
+                self._write_pending(final=False)
+
+    def close(self) -> None:
+        """Write what is left and the index.
+
+        Raises:
+            RecordingError: something could not be written; the file is readable up to there.
+        """
+        if not self._closed:
+            self._closed = True
+            self._wake.set()
+            self._thread.join()
+            self._write_pending(final=True)
+            self._file.close()
+        if self.error is not None:
+            raise self.error
+
+    def __enter__(self) -> RecordingWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- the writer's thread -------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._wake.wait(SEGMENT_SECONDS)
+            self._wake.clear()
+            if not self._closed:
+                self._write_pending(final=False)
+
+    def _write_pending(self, *, final: bool) -> None:
+        with self._lock:
+            if self.error is not None:
+                self._pending.clear()
+                return
+            try:
+                while messages := self._take(final):
+                    self._write_segment(messages)
+                if final:
+                    self._finish()
+            except OSError as error:
+                self.error = RecordingError(f"recording to {self.path} ended early: {error.strerror or error}")
+            except Exception as error:  # A trace that cannot be written must not end the engine.
+                self.error = RecordingError(f"recording to {self.path} ended early: {error!r}")
+
+    def _take(self, final: bool) -> list[RequestArrived | StepTrace]:
+        """The next segment's messages: up to a step, so that arrivals come before the steps that mention them."""
+        taken: list[RequestArrived | StepTrace] = []
+        steps = rows = last_step = 0
+        for message in list(islice(self._pending, SEGMENT_ROWS)):
+            taken.append(message)
+            if isinstance(message, StepTrace):
+                steps += 1
+                last_step = len(taken)
+                rows += len(message.ops) + len(message.batch)
+                if max(len(message.ops), len(message.batch), len(message.tokens)) > MAX_ROWS // 2:
+                    raise ValueError(f"step {message.index} has too many rows")
+            else:
+                rows += len(message.prompt_token_ids)
+            if steps >= SEGMENT_STEPS or rows >= SEGMENT_ROWS:
+                break
+        if not final or steps:
+            taken = taken[:last_step]
+        for _ in taken:
+            self._pending.popleft()
+        return taken
+
+    def _start(self) -> None:
+        self._mcap = Writer(
+            self._file,
+            chunk_size=1,  # Every message ends its chunk; a segment is one message.
+            compression=CompressionType.ZSTD,
+            index_types=IndexType.ATTACHMENT | IndexType.METADATA | IndexType.CHUNK,
+        )
+        self._mcap.start(profile=PROFILE)
+        self._channels: dict[str, int] = {}
+        for topic, kind in ((HEADER_TOPIC, Header), (SEGMENT_TOPIC, Segment), (KEYFRAME_TOPIC, Keyframe)):
+            schema = msgspec.json.encode(msgspec.json.schema(kind))
+            schema_id = self._mcap.register_schema(kind.__name__, "jsonschema", schema)
+            self._channels[topic] = self._mcap.register_channel(topic, "msgpack", schema_id)
+        self._mcap.add_metadata("kvtui", {"title": self.header.title, "description": self.header.description})
+        self._add(HEADER_TOPIC, 0, self._encoder.encode(self.header))
+
+    def _add(self, topic: str, time_ns: int, data: bytes) -> tuple[int, int]:
+        """Write a message as a chunk; where the chunk's content starts and how long it is."""
+        time = max(0, int(self.header.started_at * 1e9) + time_ns)
+        start = self._file.tell()
+        self._mcap.add_message(self._channels[topic], log_time=time, publish_time=time, data=data)
+        self._file.flush()
+        return start + 9, self._file.tell() - start - 9
+
+    def _write_segment(self, messages: list[RequestArrived | StepTrace]) -> None:
+        first = self._state.step + 1
+        index = first
+        for message in messages:
+            if isinstance(message, StepTrace):
+                if message.index != index:
+                    raise ValueError(f"step {message.index} came where step {index} was due")
+                index += 1
+                self._end_ns = (
+                    message.start_ns + message.schedule_ns + message.execute_ns + message.sample_ns + message.update_ns
+                )
+        segment = encode(first, messages, self._vocabulary)
+        offset, length = self._add(SEGMENT_TOPIC, self._end_ns, self._encoder.encode(segment))
+        self._segments.append((first, segment.num_steps, offset, length, len(segment.arrivals)))
+        self._num_requests += len(segment.arrivals)
+        for message in messages:
+            self._state.apply(message)
+        if self._keyframe_due(length):
+            self._write_keyframe()
+
+    def _keyframe_due(self, segment_length: int) -> bool:
+        self._bytes_at_keyframe += segment_length
+        steps = self._state.step + 1 - self._steps_at_keyframe
+        if steps < KEYFRAME_STEPS:
+            return False
+        return self._bytes_at_keyframe >= self._keyframe_length or (
+            steps >= KEYFRAME_STEPS_MAX and self.header.num_blocks <= LARGE_POOL
+        )
+
+    def _write_keyframe(self) -> None:
+        state = self._state
+        offset, length = self._add(KEYFRAME_TOPIC, state.time_ns, self._encoder.encode(state.to_keyframe()))
+        self._keyframes.append((state.step, offset, length))
+        self._steps_at_keyframe = state.step + 1
+        self._bytes_at_keyframe = 0
+        self._keyframe_length = length
+
+    def _finish(self) -> None:
+        segments = _columns(self._segments, 5)
+        keyframes = _columns(self._keyframes, 3)
+        index = Index(
+            num_steps=self._state.step + 1,
+            duration_ns=self._end_ns,
+            num_requests=self._num_requests,
+            num_segments=len(self._segments),
+            segments=[pack(c if at in (1, 3, 4) else differences(c)) for at, c in enumerate(segments)],
+            num_keyframes=len(self._keyframes),
+            keyframes=[pack(c if at == 2 else differences(c)) for at, c in enumerate(keyframes)],
+        )
+        table = VocabularyTable(ids=pack(column(self._vocabulary.ids)), texts=self._vocabulary.texts)
+        for name, value in ((INDEX_NAME, index), (VOCABULARY_NAME, table)):
+            data = zstandard.compress(self._encoder.encode(value))
+            self._mcap.add_attachment(0, 0, name, "application/zstd", data)
+        self._mcap.finish()  # type: ignore[no-untyped-call]
+        self._file.flush()
+
+
+def _columns(rows: list[Any], width: int) -> list[Any]:
+    return [column(row[at] for row in rows) for at in range(width)]
