@@ -1,7 +1,7 @@
 """What happened at each of the last steps: the series behind the panels with a time axis.
 
 Everything lies in arrays of fixed size that are written in a ring, so an hour of session costs the memory of its first
-minute. One row of `codes` belongs to one request and one column to one step; rows of requests that ended are taken
+minute. One row of `codes` belongs to one step and one column to one request; columns of requests that ended are taken
 over by new ones.
 """
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     import numpy.typing as npt
-    from engine.trace.state import PoolState, RequestState
 
     from engine.trace.events import StepTrace
+    from engine.trace.state import PoolState, RequestState
 
 _RATE_STEPS = 64
 _RATE_NS = 5_000_000_000
@@ -45,7 +45,13 @@ class Mark(enum.IntEnum):
     """Aborted, refused or failed in this step."""
 
 
-_MARK_OF_PHASE = {Phase.PREFILL: Mark.PREFILL, Phase.DECODE: Mark.DECODE, Phase.RECOMPUTE: Mark.RECOMPUTE}
+# Plain integers: an append happens at every step of the engine, and enum members cost several times as much.
+_MARK_OF_PHASE = {
+    int(Phase.PREFILL): int(Mark.PREFILL),
+    int(Phase.DECODE): int(Mark.DECODE),
+    int(Phase.RECOMPUTE): int(Mark.RECOMPUTE),
+}
+_DECODE, _EVICT, _PREEMPTED = int(Phase.DECODE), int(Op.EVICT), int(DecisionKind.PREEMPTED)
 _WELL = (FinishReason.STOP, FinishReason.LENGTH)
 
 _STEP = np.dtype(
@@ -71,6 +77,14 @@ _STEP = np.dtype(
         ("evictions", np.int64),
     ]
 )
+
+
+_MOST = 2**62
+
+
+def _bounded(value: int) -> int:
+    """A number out of a trace, which may hold anything, as one that an array can hold."""
+    return min(max(value, -1), _MOST)
 
 
 class Waste(NamedTuple):
@@ -138,7 +152,7 @@ class History:
 
     Attributes:
         capacity: Steps that are remembered, W.
-        codes: `Mark` per request and step, uint8 `[max_requests, W]`; a step's column is `index % W`.
+        codes: `Mark` per step and request, uint8 `[W, max_requests]`; a step's row is `index % W`.
         total: Steps appended since the start or the last `clear`.
     """
 
@@ -146,12 +160,14 @@ class History:
         if capacity < 1 or max_requests < 1:
             raise ValueError(f"a history of {capacity} steps and {max_requests} requests: use at least 1 of each")
         self.capacity = capacity
-        self.codes: npt.NDArray[np.uint8] = np.zeros((max_requests, capacity), np.uint8)
+        self.codes: npt.NDArray[np.uint8] = np.zeros((capacity, max_requests), np.uint8)
         self._ring = np.zeros(capacity, _STEP)
         self._live = np.zeros(max_requests, np.bool_)
         self._last_seen = np.full(max_requests, -1, np.int64)
-        self._row_of: dict[int, int] = {}
-        self._free_rows = list(range(max_requests - 1, -1, -1))
+        self._column_of: dict[int, int] = {}
+        self._last_index = -1
+        self._prefix = (0, 0)
+        self._free_columns = list(range(max_requests - 1, -1, -1))
         self._newest = -1
         self._pending: list[RequestState] = []
         self.total = 0
@@ -165,8 +181,8 @@ class History:
         self.codes[:] = 0
         self._live[:] = False
         self._last_seen[:] = -1
-        self._row_of.clear()
-        self._free_rows = list(range(len(self._live) - 1, -1, -1))
+        self._column_of.clear()
+        self._free_columns = list(range(len(self._live) - 1, -1, -1))
         self._newest = -1
         self._pending.clear()
         self.total = 0
@@ -182,31 +198,40 @@ class History:
 
         A step that does not follow the last one starts the series anew.
         """
-        if self.total and step.index != self.last_index + 1:
+        index = _bounded(step.index)
+        if self.total and index != self.last_index + 1:
             self.clear()
-        column = step.index % self.capacity
-        marks = self.codes[:, column]
+        place = index % self.capacity
+        marks = self.codes[place]
         self._arrivals(step, state)
         np.multiply(self._live, np.uint8(Mark.WAITING), out=marks)
         scheduled = [0, 0, 0]
+        columns = self._column_of
+        there: list[int] = []
+        codes: list[int] = []
         for request, phase, _, num_scheduled in step.batch:
-            row = self._row(request, step.index)
-            self._last_seen[row] = step.index
-            marks[row] = _MARK_OF_PHASE[Phase(phase)]
-            scheduled[phase] += num_scheduled
+            column = columns.get(request)
+            if column is None:
+                column = self._column(request, index)
+            known = phase if phase in _MARK_OF_PHASE else _DECODE
+            there.append(column)
+            codes.append(_MARK_OF_PHASE[known])
+            scheduled[known] += num_scheduled
+        marks[there] = codes
+        self._last_seen[there] = index
         preemptions = 0
         for decision in step.decisions:
-            if decision.kind == DecisionKind.PREEMPTED:
+            if decision.kind == _PREEMPTED:
                 preemptions += 1
-                marks[self._row(decision.request, step.index)] = Mark.PREEMPTED
+                marks[self._column(decision.request, index)] = Mark.PREEMPTED
         for finish in step.finished:
-            row = self._row(finish.request, step.index)
-            marks[row] = Mark.ENDED if finish.reason in _WELL else Mark.ENDED_BADLY
-            self._live[row] = False
-            self._last_seen[row] = step.index
+            column = self._column(finish.request, index)
+            marks[column] = Mark.ENDED if finish.reason in _WELL else Mark.ENDED_BADLY
+            self._live[column] = False
+            self._last_seen[column] = index
         counters = step.counters
-        self._ring[column] = (
-            step.index,
+        values = (
+            index,
             step.start_ns,
             step.schedule_ns,
             step.execute_ns,
@@ -219,15 +244,19 @@ class History:
             counters.waiting,
             counters.preempted,
             len(step.batch),
-            scheduled[Phase.PREFILL],
-            scheduled[Phase.RECOMPUTE],
-            scheduled[Phase.DECODE],
+            scheduled[0],
+            scheduled[2],
+            scheduled[1],
             len(step.tokens),
             preemptions,
-            sum(op.op == Op.EVICT for op in step.ops),
+            [op[0] for op in step.ops].count(_EVICT),
         )
-        self._hits = (counters.prefix_hit_tokens, counters.prefix_queried_tokens)
-        self._last_index = step.index
+        try:
+            self._ring[place] = values
+        except OverflowError:
+            self._ring[place] = tuple(map(_bounded, values))
+        self._prefix = (counters.prefix_hit_tokens, counters.prefix_queried_tokens)
+        self._last_index = index
         self.total += 1
 
     @property
@@ -235,7 +264,7 @@ class History:
         """Index of the last step, -1 before the first."""
         return self._last_index if self.total else -1
 
-    def columns(self, first: int, stop: int) -> npt.NDArray[np.int64]:
+    def places(self, first: int, stop: int) -> npt.NDArray[np.int64]:
         """Places in the ring of the steps `first` to `stop - 1`; all must be remembered."""
         if first < stop and not self.last_index - len(self) < first <= stop - 1 <= self.last_index:
             raise IndexError(f"steps {first} to {stop - 1} are not all among the last {len(self)}")
@@ -252,21 +281,25 @@ class History:
             first: A remembered step.
             stop: One past the last.
         """
-        values: npt.NDArray[np.int64] = self._ring[name][self.columns(first, stop)]
+        values: npt.NDArray[np.int64] = self._ring[name][self.places(first, stop)]
         return values
 
     def marks(self, request: int, first: int, stop: int) -> npt.NDArray[np.uint8]:
         """What a request did in the steps `first` to `stop - 1`, as `Mark` codes; all absent for an unknown one."""
-        row = self._row_of.get(request)
-        if row is None:
+        column = self._column_of.get(request)
+        if column is None:
             return np.zeros(max(0, stop - first), np.uint8)
-        codes: npt.NDArray[np.uint8] = self.codes[row, self.columns(first, stop)]
+        codes: npt.NDArray[np.uint8] = self.codes[self.places(first, stop), column]
         return codes
 
     def requests(self, first: int) -> list[tuple[int, bool]]:
         """The requests that were there at step `first` or later, in order of arrival, and whether each still is."""
         live, last_seen = self._live, self._last_seen
-        return sorted((r, bool(live[row])) for r, row in self._row_of.items() if live[row] or last_seen[row] >= first)
+        return sorted(
+            (r, bool(live[column]))
+            for r, column in self._column_of.items()
+            if live[column] or last_seen[column] >= first
+        )
 
     def rates(self) -> Rates:
         """Running averages; zeros before the first step."""
@@ -274,7 +307,7 @@ class History:
         first = stop - min(len(self), _RATE_STEPS)
         if first == stop:
             return Rates(0.0, 0.0, 0.0)
-        rows = self._ring[self.columns(first, stop)]
+        rows = self._ring[self.places(first, stop)]
         rows = rows[rows["start_ns"] >= rows["start_ns"][-1] - _RATE_NS]
         last = rows[-1]
         end = last["start_ns"] + last["schedule_ns"] + last["execute_ns"] + last["sample_ns"] + last["update_ns"]
@@ -289,11 +322,11 @@ class History:
     @property
     def prefix_hit_rate(self) -> float | None:
         """Prompt tokens found in the prefix cache / prompt tokens looked up, since the trace began; None if none."""
-        hits, queried = self._hits if self.total else (0, 0)
+        hits, queried = self._prefix if self.total else (0, 0)
         return hits / queried if queried else None
 
     def _arrivals(self, step: StepTrace, state: PoolState) -> None:
-        """Give a row to every request that has arrived by the end of this step."""
+        """Give a column to every request that has arrived by the end of this step."""
         for request in reversed(state.requests):
             if request <= self._newest:
                 break
@@ -301,29 +334,28 @@ class History:
         if not self._pending:
             return
         self._newest = max(self._newest, max(r.request for r in self._pending))
-        end = step.start_ns + step.schedule_ns + step.execute_ns + step.sample_ns + step.update_ns
         later = []
         for arrived in sorted(self._pending, key=lambda r: r.request):
             over = RequestStatus(arrived.status).is_finished and arrived.finished_ns < step.start_ns
-            if arrived.arrival_ns > end:
+            if arrived.arrival_step > step.index:
                 later.append(arrived)
-            elif not over and arrived.request not in self._row_of:
-                self._row(arrived.request, step.index)
+            elif not over and arrived.request not in self._column_of:
+                self._column(arrived.request, step.index)
         self._pending = later
 
-    def _row(self, request: int, index: int) -> int:
-        """The row of a request, made live and given a row if it has none."""
-        row = self._row_of.get(request)
-        if row is None:
-            row = self._free_rows.pop() if self._free_rows else self._take_over()
-            self.codes[row] = 0
-            self._row_of[request] = row
-            self._live[row] = True
-            self._last_seen[row] = index
-        return row
+    def _column(self, request: int, index: int) -> int:
+        """The column of a request, made live and given a column if it has none."""
+        column = self._column_of.get(request)
+        if column is None:
+            column = self._free_columns.pop() if self._free_columns else self._take_over()
+            self.codes[:, column] = 0
+            self._column_of[request] = column
+            self._live[column] = True
+            self._last_seen[column] = index
+        return column
 
     def _take_over(self) -> int:
-        """A row from the request that ended first or, where none has ended, from the one longest out of a batch."""
-        request, row = min(self._row_of.items(), key=lambda item: (self._live[item[1]], self._last_seen[item[1]]))
-        del self._row_of[request]
-        return row
+        """A column from the request that ended first or, where none has ended, from the one longest out of a batch."""
+        request, column = min(self._column_of.items(), key=lambda item: (self._live[item[1]], self._last_seen[item[1]]))
+        del self._column_of[request]
+        return column
