@@ -93,8 +93,8 @@ def _emphasised(
 def cell_codes(state: PoolState, blocks: int, num_hues: int, emphasis: Emphasis) -> NDArray[np.uint16]:
     """One code for each cell that stands for so many blocks.
 
-    The level is the part of the cell's blocks in use; its hue that of the first one in use. A cell without one is cached
-    if any of its blocks is. Selection, change and eviction show if any block of the cell has them.
+    The level is the part of the cell's blocks in use; its hue that of the first one in use. A cell without one is
+    cached if any of its blocks is. Selection, change and eviction show if any block of the cell has them.
     """
     if blocks == 1:
         return block_codes(state, num_hues, emphasis)

@@ -156,6 +156,11 @@ class Palette:
         return Style(color=self._color("background"), bgcolor=self._color("text"), bold=True)
 
     @cached_property
+    def raised(self) -> Style:
+        """Empty space of the header and footer; add it to a style to move that there."""
+        return Style() if self.mono else Style(bgcolor=self._color("raised"))
+
+    @cached_property
     def blank(self) -> Style:
         """Empty space."""
         return Style() if self.mono else Style(bgcolor=self._color("background"))

@@ -37,6 +37,7 @@ class View:
         selected_request: All panels dim the others; None: nothing is selected.
         selected_block: None: nothing is selected.
         running: Requests in the batch of the last step.
+        listen_url: Where requests can be sent to; None where nobody listens.
     """
 
     source: Source
@@ -47,6 +48,7 @@ class View:
     selected_request: int | None = None
     selected_block: int | None = None
     running: frozenset[int] = frozenset()
+    listen_url: str | None = None
 
 
 class RequestSelected(Message):

@@ -10,15 +10,17 @@ from engine.trace.events import Header, StepTrace
 from engine.trace.state import PoolState
 
 if TYPE_CHECKING:
-    from engine.loop import EngineLoop
-
     from engine.engine import PagedEngine
+    from engine.loop import EngineLoop
     from engine.trace.events import TraceMessage
 
 POLL_BUDGET_NS = 40_000_000
 """Longest that one poll folds before it lets the screen breathe; what is left is taken by the next poll."""
 
+MIN_SPEED = 1 / 64
+
 _CHECK_CLOCK_EVERY = 16
+_SMOOTHING = 0.1
 
 
 class LiveSource:
@@ -38,6 +40,9 @@ class LiveSource:
         self.state = PoolState(self.header)
         self.generation = 0
         self.loop = loop
+        self.speed = 1.0
+        self._step_ns = 0.0
+        """Running mean of how long a step takes when nothing holds it up."""
         self._queue: deque[TraceMessage] = deque()
         self._length = 0
         engine.add_sink(self._queue.append)
@@ -62,11 +67,6 @@ class LiveSource:
         return self.loop.paused
 
     @property
-    def speed(self) -> float:
-        """Times real time; a live engine runs as fast as it can unless slowed down."""
-        return self.loop.speed
-
-    @property
     def error(self) -> str | None:
         """Why the engine's thread ended, in one line."""
         error = self.loop.error
@@ -85,6 +85,8 @@ class LiveSource:
                 if len(steps) % _CHECK_CLOCK_EVERY == 0 and time.monotonic_ns() > deadline:
                     break
         self._length = max(self._length, self.state.step + 1)
+        if steps:
+            self._measure(steps[-1])
         return steps
 
     def pause(self) -> None:
@@ -105,5 +107,22 @@ class LiveSource:
         """A running engine shows the present: there is nowhere else to go."""
 
     def set_speed(self, speed: float) -> None:
-        """Slow the engine down, or let it run as fast as it can again."""
-        self.loop.speed = speed
+        """Slow the engine down to a fraction of its own pace; 1 lets it run as fast as it can."""
+        self.speed = min(1.0, max(MIN_SPEED, speed))
+        self._limit()
+
+    def close(self, timeout: float) -> bool:
+        """Stop the engine's thread; False where it is stuck in a step for longer than the timeout (seconds)."""
+        return self.loop.stop(timeout)
+
+    def _measure(self, step: StepTrace) -> None:
+        took = step.schedule_ns + step.execute_ns + step.sample_ns + step.update_ns
+        self._step_ns = took if not self._step_ns else self._step_ns + (took - self._step_ns) * _SMOOTHING
+        if self.speed < 1:
+            self._limit()
+
+    def _limit(self) -> None:
+        if self.speed >= 1:
+            self.loop.set_speed(None)
+        elif self._step_ns > 0:
+            self.loop.set_speed(self.speed * 1e9 / self._step_ns)

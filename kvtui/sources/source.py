@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from engine.trace.state import PoolState
-
     from engine.trace.events import Header, StepTrace
+    from engine.trace.state import PoolState
 
 
 class Source(Protocol):
@@ -20,7 +19,7 @@ class Source(Protocol):
         position: Index of the step shown; -1 before the first.
         length: Steps known so far.
         paused: Whether `poll` brings nothing unless `step` or `seek` asks for it.
-        speed: Times real time.
+        speed: Times real time; a live engine's own pace is 1, and it can only be slower.
         generation: Grows when the state jumped instead of growing step by step: redraw everything.
         error: Why the source ended badly, in one line.
     """
@@ -61,4 +60,8 @@ class Source(Protocol):
 
     def set_speed(self, speed: float) -> None:
         """Play at so many times real time."""
+        ...
+
+    def close(self, timeout: float) -> bool:
+        """Let go of what is behind it; False where that takes longer than the timeout (seconds)."""
         ...

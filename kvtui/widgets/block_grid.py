@@ -1,7 +1,7 @@
 """The physical blocks: one cell a block, its hue the owner, its glyph the state.
 
-Drawing follows Textual's Line API: codes of the whole pool are computed with numpy, rows whose codes differ from the last
-drawn ones are refreshed, and a row's runs of equal codes become segments that are kept for the next time.
+Drawing follows Textual's Line API: codes of the whole pool are computed with numpy, rows whose codes differ from the
+last drawn ones are refreshed, and a row's runs of equal codes become segments that are kept for the next time.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class BlockGrid(Panel):
     BlockGrid { scrollbar-size-vertical: 1; overflow-x: hidden; }
     """
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
+    def __init__(self) -> None:
+        super().__init__(id="blocks")
         self._layout_now: BlockLayout | None = None
         self._zoom = 0
         self._codes: NDArray[np.uint16] = np.zeros((0, 0), dtype=np.uint16)

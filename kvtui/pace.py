@@ -1,0 +1,58 @@
+"""How often to draw: as often as the eye likes, and never so often that the engine feels it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TICK_SECONDS = 1 / 24
+"""The timer's interval; a frame is drawn at most every other tick."""
+
+BEST_SECONDS = 1 / 12
+WORST_SECONDS = 0.5
+
+MOST_OF_A_CORE = 0.10
+"""The part of one core that drawing may take."""
+
+_SMOOTHING = 0.2
+
+
+class Pace:
+    """Says when the next frame is due, from what the last ones cost this thread.
+
+    Args:
+        clock: Seconds that only grow.
+        cpu_clock: Seconds of processor time of the calling thread.
+    """
+
+    tick_seconds = TICK_SECONDS
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, cpu_clock: Callable[[], float] = time.thread_time
+    ) -> None:
+        self._clock = clock
+        self._cpu_clock = cpu_clock
+        self._drew_at = float("-inf")
+        self._cpu_at_frame: float | None = None
+        self._cost = 0.0
+        self.interval = BEST_SECONDS
+
+    def due(self) -> bool:
+        """Whether it is time for a frame. Half a tick early is on time, or every frame would come a tick late."""
+        return self._clock() - self._drew_at >= self.interval - TICK_SECONDS / 2
+
+    def hurry(self) -> None:
+        """Make a frame due now: the user waits for an answer."""
+        self._drew_at = float("-inf")
+
+    def drew(self) -> None:
+        """Note that a frame begins. The time since the one before counts as its cost, drawing and terminal included."""
+        cpu = self._cpu_clock()
+        if self._cpu_at_frame is not None:
+            self._cost += ((cpu - self._cpu_at_frame) - self._cost) * _SMOOTHING
+            self.interval = min(WORST_SECONDS, max(BEST_SECONDS, self._cost / MOST_OF_A_CORE))
+        self._cpu_at_frame = cpu
+        self._drew_at = self._clock()

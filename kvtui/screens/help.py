@@ -1,0 +1,120 @@
+"""The help screen: what one sees, what the glyphs mean, and the keys."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.text import Text
+from textual.binding import Binding
+from textual.containers import VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+    from textual.binding import BindingType
+
+    from kvtui.glyphs import Glyphs
+    from kvtui.palette import Palette
+
+ABOUT = (
+    """A language model keeps keys and values of every token it has seen: the KV cache. PagedAttention stores them in
+    blocks of a fixed number of tokens, taken from one pool as a text grows, like pages of memory. A request's block
+    table says where its tokens lie, in order; the blocks themselves can lie anywhere.""",
+    """Requests that begin with the same tokens share blocks. A block that nobody holds any more stays cached until the
+    pool needs it again: then its content is evicted. When even that is not enough, the youngest request is
+    preempted: it gives its blocks up and computes them again later.""",
+)
+
+KEYS = (
+    ("space", "pause and resume"),
+    ("{left} {right}", "one step back or on (a live engine only goes on); with shift, ten"),
+    ("home end", "the first and the last step of a recording"),
+    ("[ ]", "slower, faster"),
+    ("tab 1-6", "go to a panel: blocks, requests, free pool, batch, text, log"),
+    ("h j k l", "move the cursor over the blocks; a click does the same"),
+    ("up down", "move within the panel that has the focus"),
+    ("+ -", "zoom the blocks in and out"),
+    ("enter", "inspect: read the whole text of what is selected"),
+    ("esc", "select nothing; the inspector follows a running request again"),
+    ("/", "find a request by number, name or text, or a block: b44"),
+    ("y", "copy what the inspector shows"),
+    ("t", "next theme"),
+    ("ctrl+p", "every command by name"),
+    ("q ctrl+q", "quit"),
+)
+
+
+def help_text(palette: Palette, glyphs: Glyphs, block_size: int) -> Text:
+    """The whole page as styled text; nothing in it is markup."""
+    text = Text(style=palette.text)
+
+    def heading(words: str) -> None:
+        text.append(f"{words}\n", palette.accent)
+
+    heading("What you see")
+    for paragraph in ABOUT:
+        text.append(f"{' '.join(paragraph.split())}\n\n", palette.text)
+    text.append(
+        f"Here a block holds {block_size} token{'' if block_size == 1 else 's'}. Hue says who: a request has the same "
+        "colour in every panel. Glyph says what:\n\n",
+        palette.text,
+    )
+    for glyph, style, words in (
+        (glyphs.free, palette.faint, "free"),
+        (glyphs.cached, palette.cached, "cached: no holder, content can still be found"),
+        (f"{glyphs.levels[0]}{glyphs.levels[3]}{glyphs.levels[-1]}", palette.hue(0), "in use, filled so far"),
+        (f"2 9 {glyphs.many}", palette.hue(1), "shared by so many requests"),
+        (glyphs.levels[4], palette.hue(0) + palette.flash, "lit up: just changed hands (stays lit while paused)"),
+        (glyphs.evicted, palette.warning, "its cached content was just evicted"),
+        (glyphs.swapped, palette.warning, "just swapped out to, or in from, the CPU"),
+        (glyphs.marked, palette.cursor, "the selected block"),
+    ):
+        text.append("  ")
+        text.append(glyph, style)
+        text.append(f"{' ' * (8 - len(glyph))}{words}\n", palette.text)
+    text.append("\n")
+    heading("Keys")
+    for key, words in KEYS:
+        shown = key.format(left=glyphs.arrow_left, right=glyphs.arrow_right)
+        text.append(f"  {shown:<10}", palette.strong)
+        text.append(f"{words}\n", palette.text)
+    return text
+
+
+class HelpScreen(ModalScreen[None]):
+    """A page over the dashboard; any of its keys closes it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,question_mark,q,enter,space", "dismiss", "close", id="help.close"),
+        Binding("j", "scroll(1)", "down", show=False, id="help.down"),
+        Binding("k", "scroll(-1)", "up", show=False, id="help.up"),
+    ]
+
+    DEFAULT_CSS = """
+    HelpScreen { align: center middle; }
+    HelpScreen > VerticalScroll { width: 84; max-width: 100%; max-height: 100%; height: auto; padding: 0 2; }
+    HelpScreen Static { height: auto; }
+    """
+
+    def __init__(self, palette: Palette, glyphs: Glyphs, block_size: int) -> None:
+        super().__init__()
+        self._text = help_text(palette, glyphs, block_size)
+        self._border = "ascii" if glyphs.ascii else "round"
+        self._color = None if palette.ansi or palette.mono else palette.colors["focus"]
+
+    def compose(self) -> ComposeResult:
+        """The page in a frame."""
+        with VerticalScroll() as frame:
+            frame.styles.border = (self._border, self._color or "ansi_default")  # type: ignore[assignment]
+            frame.border_title = " Help "
+            frame.border_subtitle = " esc closes "
+            yield Static(self._text)
+
+    def on_mount(self) -> None:
+        """Let the arrow keys scroll the page."""
+        self.query_one(VerticalScroll).focus()
+
+    def action_scroll(self, by: int) -> None:
+        """Scroll by lines."""
+        self.query_one(VerticalScroll).scroll_relative(y=by, animate=False)

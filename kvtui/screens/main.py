@@ -1,0 +1,212 @@
+"""The dashboard's layout: all panels together where there is room, one at a time where there is not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from textual.containers import Container, Vertical
+from textual.content import Content
+from textual.screen import Screen
+from textual.widgets import Static
+
+from kvtui.terminal import MIN_HEIGHT, MIN_WIDTH, WIDE
+from kvtui.view import Panel
+from kvtui.widgets.batch_timeline import BatchTimeline
+from kvtui.widgets.block_grid import BlockGrid
+from kvtui.widgets.footer_bar import FooterBar
+from kvtui.widgets.free_pool import FreePool
+from kvtui.widgets.header_bar import HeaderBar
+from kvtui.widgets.inspector import Inspector
+from kvtui.widgets.legend import Legend
+from kvtui.widgets.log_panel import LogPanel
+from kvtui.widgets.request_table import RequestTable
+from kvtui.widgets.tab_bar import TABS, TabBar
+from kvtui.widgets.transport import Transport
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from textual.app import ComposeResult
+
+    from engine.trace.events import StepTrace
+    from kvtui.view import View
+
+LOG = len(TABS) - 1
+_SHOWN_IN_TAB = (
+    ("blocks-frame", "inspector"),
+    ("requests",),
+    ("pool",),
+    ("batch",),
+    ("inspector",),
+    ("log",),
+)
+_FOCUS_OF_TAB = ("blocks", "requests", "pool", "batch", "inspector", "log")
+_LEFT = frozenset({"blocks-frame", "inspector", "pool"})
+
+
+class MainScreen(Screen[None]):
+    """The panels, and which of them are in sight.
+
+    The first `update` draws everything; panels out of sight are left alone until they are shown.
+    """
+
+    DEFAULT_CSS = """
+    MainScreen { layout: vertical; background: $background; }
+    #body { layout: horizontal; height: 1fr; }
+    #left, #right { height: 100%; }
+    #left { width: 11fr; } #right { width: 10fr; }
+    #blocks-frame { height: 1fr; padding: 0 1; }
+    #blocks { height: 1fr; }
+    #inspector { height: 10; padding: 0 1; } #pool { height: 9; }
+    #requests { height: 1fr; } #batch { height: 1fr; }
+    #log { height: 9; }
+    #too-small { display: none; width: 100%; height: 100%; content-align: center middle; text-align: center; }
+
+    #blocks-frame, #inspector, #pool, #requests, #batch, #log {
+        border: round $kv-border;
+        border-title-color: $foreground; border-subtitle-color: $kv-muted; border-title-background: $background;
+    }
+    #blocks-frame:focus-within, #inspector:focus, #pool:focus, #requests:focus, #batch:focus, #log:focus {
+        border: round $kv-focus;
+    }
+    .-ascii #blocks-frame, .-ascii #inspector, .-ascii #pool, .-ascii #requests, .-ascii #batch, .-ascii #log {
+        border: ascii $kv-border;
+    }
+    .-ascii #blocks-frame:focus-within, .-ascii #inspector:focus, .-ascii #pool:focus, .-ascii #requests:focus,
+    .-ascii #batch:focus, .-ascii #log:focus { border: ascii $kv-focus; }
+
+    #tabs { display: none; }
+    .-narrow #tabs { display: block; }
+    .-narrow #body { layout: vertical; }
+    .-narrow #left, .-narrow #right { width: 100%; }
+    .-narrow #pool, .-narrow #requests, .-narrow #batch, .-narrow #log { height: 1fr; }
+    .-narrow #inspector { height: 1fr; }
+    .-narrow.-blocks-tab #inspector { height: 7; }
+    .-tiny #body, .-tiny #header, .-tiny #footer, .-tiny #tabs, .-tiny #transport { display: none; }
+    .-tiny #too-small { display: block; }
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.header = HeaderBar(id="header")
+        self.tabs = TabBar()
+        self.grid = BlockGrid()
+        self.legend = Legend()
+        self.inspector = Inspector()
+        self.log_panel = LogPanel(id="log")
+        self.transport = Transport(id="transport")
+        self.tab = 0
+        self.wide = True
+        self.tiny = False
+        self.log_open = False
+        self._panels: list[Panel] = []
+        self._stale: set[Panel] = set()
+        self._view: View | None = None
+
+    def compose(self) -> ComposeResult:
+        """Every panel once; the layout decides where, and whether, it is seen."""
+        yield self.header
+        yield self.tabs
+        with Container(id="body"):
+            with Vertical(id="left"):
+                with Vertical(id="blocks-frame"):
+                    yield self.grid
+                    yield self.legend
+                yield self.inspector
+                yield FreePool(id="pool")
+            with Vertical(id="right"):
+                yield RequestTable(id="requests")
+                yield BatchTimeline(id="batch")
+                yield self.log_panel
+        yield self.transport
+        yield FooterBar()
+        yield Static("", id="too-small", markup=False)
+
+    def on_mount(self) -> None:
+        """Start with the blocks in focus."""
+        self._panels = list(self.query(Panel))
+        self._stale.update(self._panels)
+        self.place_panels()
+        self.grid.focus()
+
+    def on_resize(self) -> None:
+        """Choose the layout that fits."""
+        self.place_panels()
+
+    def place_panels(self) -> None:
+        """Put every panel where it belongs at this size."""
+        width, height = self.app.size
+        self.tiny = width < MIN_WIDTH or height < MIN_HEIGHT
+        self.wide = not self.tiny and width >= WIDE and height >= 30
+        self.set_class(self.tiny, "-tiny")
+        self.set_class(not self.wide, "-narrow")
+        self.set_class(not self.wide and self.tab == 0, "-blocks-tab")
+        if self.tiny:
+            self.query_one("#too-small", Static).update(
+                Content(f"kvtui needs {MIN_WIDTH} x {MIN_HEIGHT}; this is {width} x {height}. q quits.")
+            )
+        shown = set(_SHOWN_IN_TAB[self.tab])
+        for name in (*_LEFT, "requests", "batch", "log"):
+            self.query_one(f"#{name}").display = (name != "log" or self.log_open) if self.wide else name in shown
+        self.query_one("#left").display = self.wide or bool(shown & _LEFT)
+        self.query_one("#right").display = self.wide or not shown & _LEFT
+        self.inspector.styles.height = None
+        self.tabs.current = self.tab
+
+    def open_tab(self, tab: int) -> None:
+        """Show a panel and give it the focus."""
+        self.tab = tab
+        if self.wide and tab == LOG:
+            self.log_open = not self.log_open
+        self.place_panels()
+        target = self.query_one(f"#{_FOCUS_OF_TAB[tab]}")
+        if target.display:
+            target.focus()
+        else:
+            self.tab = 0
+            self.grid.focus()
+        # A panel that comes into sight has its size only after the next layout.
+        self.call_after_refresh(self._catch_up)
+
+    def next_panel(self, by: int) -> None:
+        """Go around the panels."""
+        order = [tab for tab in range(len(TABS)) if not self.wide or tab != LOG or self.log_open]
+        focused = self.focused.id if self.focused is not None else None
+        if self.wide and focused in _FOCUS_OF_TAB:
+            self.tab = _FOCUS_OF_TAB.index(focused)
+        place = order.index(self.tab) if self.tab in order else 0
+        tab = order[(place + by) % len(order)]
+        if self.wide and tab == LOG:
+            self.log_panel.focus()
+            self.tab = tab
+        else:
+            self.open_tab(tab)
+
+    def update(self, view: View, steps: Sequence[StepTrace], reset: bool) -> None:
+        """Hand a new view to the panels in sight; the others are told of it when they are shown."""
+        self._view = view
+        frame = self.query_one("#blocks-frame")
+        state, dot = view.state, view.glyphs.dot
+        title = Content(f" Physical blocks {dot} {state.header.num_blocks:,} of {state.header.block_size} tokens ")
+        subtitle = Content(f" {state.used:,} used {dot} {state.cached:,} cached {dot} {state.free:,} free ")
+        if frame.border_title != title:
+            frame.border_title = title
+        if frame.border_subtitle != subtitle:
+            frame.border_subtitle = subtitle
+        self.legend.blocks_per_cell = self.grid.blocks_per_cell
+        self.header.url = view.listen_url
+        if self.transport.display == view.source.live:
+            self.transport.display = not view.source.live
+        for panel in self._panels:
+            if not panel.is_on_screen or panel.size.width == 0:
+                self._stale.add(panel)
+            elif panel in self._stale:
+                self._stale.discard(panel)
+                panel.update_view(view, steps, True)
+            else:
+                panel.update_view(view, steps, reset)
+
+    def _catch_up(self) -> None:
+        """Draw panels that have just come into sight."""
+        if self._view is not None:
+            self.update(self._view, (), False)

@@ -1,0 +1,84 @@
+"""The keys that matter now, on the last line; each can be clicked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvtui.widgets.line import Line
+from kvtui.widgets.line_panel import LinePanel
+
+if TYPE_CHECKING:
+    from textual import events
+    from textual.strip import Strip
+
+    from kvtui.view import View
+
+
+class Hint(NamedTuple):
+    """A key as it is shown, what it does in a word or two, and the app's action behind it."""
+
+    key: str
+    word: str
+    action: str
+
+
+class FooterBar(LinePanel, can_focus=False):
+    """Hints from left to right; those that do not fit are left out, the way out never."""
+
+    DEFAULT_CSS = """
+    FooterBar { height: 1; dock: bottom; }
+    """
+
+    def __init__(self) -> None:
+        super().__init__(id="footer")
+        self._places: list[tuple[int, int, str]] = []
+
+    def hints(self, view: View) -> list[Hint]:
+        """What can be done, the most useful first."""
+        glyphs, source = view.glyphs, view.source
+        arrows = f"{glyphs.arrow_left} {glyphs.arrow_right}"
+        hints = [Hint("q", "quit", "quit"), Hint("space", "resume" if source.paused else "pause", "toggle_pause")]
+        if source.live:
+            hints.append(Hint(glyphs.arrow_right, "step", "step(1)"))
+        else:
+            hints.append(Hint(arrows, "step", "step(1)"))
+        hints.append(Hint("[ ]", "speed", "faster"))
+        hints.append(Hint("?", "help", "help"))
+        hints.append(Hint("/", "find", "find"))
+        hints.append(Hint("tab", "panels", "next_panel"))
+        if view.selected_request is not None or view.selected_block is not None:
+            hints.append(Hint("esc", "deselect", "deselect"))
+        else:
+            hints.append(Hint("hjkl", "pick a block", "pick_block"))
+        hints.extend([Hint("ctrl+p", "commands", "command_palette"), Hint("t", "theme", "next_theme")])
+        return hints
+
+    def rows(self, view: View, width: int, height: int) -> list[tuple[Hint, ...]]:
+        """The hints that fit; `q` moves to the end, where one looks for it."""
+        fitting: list[Hint] = []
+        used = 1
+        for hint in self.hints(view):
+            used += len(hint.key) + len(hint.word) + 4
+            if used - 2 > width:
+                break
+            fitting.append(hint)
+        return [(*fitting[1:], *fitting[:1])]
+
+    def draw(self, view: View, key: tuple[Hint, ...], width: int) -> Strip:  # type: ignore[override]
+        """Keys stand out, words explain."""
+        palette = view.palette
+        line = Line(width, palette.raised).add(" ", palette.raised)
+        places: list[tuple[int, int, str]] = []
+        for hint in key:
+            start = width - line.room
+            line.add(hint.key, palette.accent + palette.raised).add(f" {hint.word}", palette.muted + palette.raised)
+            places.append((start, width - line.room, hint.action))
+            line.add("   ", palette.raised)
+        self._places = places
+        return line.strip()
+
+    async def on_click(self, event: events.Click) -> None:
+        """Do what was clicked."""
+        for start, stop, action in self._places:
+            if start <= event.x < stop:
+                await self.app.run_action(action)

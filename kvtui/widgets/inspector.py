@@ -1,0 +1,269 @@
+"""One request or block in words: what it is, why it waits, and its text as it streams in.
+
+Nothing needs to be selected: the panel follows a request that is being worked on, so that a newcomer sees text grow.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, ClassVar
+
+from engine.trace.explain import explain
+from textual.binding import Binding
+
+from engine.request import RequestStatus
+from kvtui.safe_text import clean, fit, wrap
+from kvtui.widgets.line import Line
+from kvtui.widgets.line_panel import LinePanel
+from kvtui.widgets.marks import word_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from textual.binding import BindingType
+    from textual.strip import Strip
+
+    from engine.trace.events import StepTrace
+    from engine.trace.state import PoolState, RequestState
+    from kvtui.view import View
+
+Span = tuple[str, str | int]
+"""Safe text and what it is drawn in: the name of a palette style, or a request for its hue."""
+
+Row = tuple[Span, ...]
+
+LINGER_SECONDS = 2.5
+"""How long a request that has ended stays, so that its end can be read, before another one is followed."""
+
+LABEL = 8
+"""Cells in front of the text for `prompt` and `output`."""
+
+MAX_CHARACTERS = 6000
+"""The last so many characters of a prompt and of an output are shown."""
+
+
+class Inspector(LinePanel):
+    """What the selection is; or, without one, the request that is followed."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "scroll_text(-1)", "earlier text", show=False, id="inspector.up"),
+        Binding("down,j", "scroll_text(1)", "later text", show=False, id="inspector.down"),
+        Binding("pageup", "scroll_text(-10)", "earlier text", show=False, id="inspector.page-up"),
+        Binding("pagedown", "scroll_text(10)", "later text", show=False, id="inspector.page-down"),
+    ]
+
+    def __init__(self) -> None:
+        super().__init__(id="inspector")
+        self.followed: int | None = None
+        self._ended_at: float | None = None
+        self._back = 0
+        """Lines that the text is scrolled back from its end."""
+        self._subject: tuple[int | None, int | None] = (None, None)
+        self._wrapped: dict[str, tuple[object, list[str]]] = {}
+
+    def follow(self, view: View, steps: Sequence[StepTrace], reset: bool) -> None:
+        """Choose whom to follow, and put the name of the subject into the title."""
+        self._choose(view)
+        subject = (self.subject(view), view.selected_block)
+        if subject != self._subject or reset:
+            self._subject, self._back = subject, 0
+            self._wrapped.clear()
+        request, block = subject
+        what = [] if block is None else [f"block {block}"]
+        if request is not None:
+            what.append(f"request {request}" if view.selected_request is not None else f"following request {request}")
+        self.set_title(" ".join(["Inspector", *(f"{view.glyphs.dot} {words}" for words in what)]))
+
+    def subject(self, view: View) -> int | None:
+        """The request shown."""
+        return view.selected_request if view.selected_request is not None else self.followed
+
+    def _choose(self, view: View) -> None:
+        """Follow the newest running request, and stay with it to its end and a moment longer."""
+        requests = view.state.requests
+        if self.followed not in requests:
+            self.followed, self._ended_at = None, None
+        now = time.monotonic()
+        if self.followed is not None:
+            if not requests[self.followed].status.is_finished:
+                self._ended_at = None
+                if self.followed in view.running or not view.running:
+                    return
+            elif self._ended_at is None:
+                self._ended_at = now
+            if self._ended_at is not None and now - self._ended_at < LINGER_SECONDS:
+                return
+        if view.running:
+            self.followed, self._ended_at = max(view.running), None
+        elif self.followed is None and requests:
+            self.followed = next(reversed(requests))
+
+    def rows(self, view: View, width: int, height: int) -> list[Row]:
+        """The facts on top, the text below them, its end in sight."""
+        if view.selected_block is None and self.subject(view) is None:
+            return [(("Nothing to inspect yet.", "muted"),)]
+        facts: list[Row] = []
+        if view.selected_block is not None:
+            facts.extend(block_rows(view, view.selected_block, width))
+        request = view.state.requests.get(self.subject(view) or 0) if self.subject(view) is not None else None
+        text: list[Row] = []
+        if request is not None:
+            facts.extend(request_rows(view, request, width))
+            text = self._text_rows(view, request, width, height - len(facts))
+        room = max(0, height - len(facts))
+        self._back = max(0, min(self._back, len(text) - room))
+        end = len(text) - self._back
+        return [*facts[:height], *text[max(0, end - room) : end]]
+
+    def _text_rows(self, view: View, request: RequestState, width: int, room: int) -> list[Row]:
+        """Prompt and output, each line behind its label; a long prompt is cut short where room is scarce."""
+        ascii_only = view.glyphs.ascii
+        n = request.num_prompt_tokens
+        cells = max(1, width - LABEL)
+        prompt = self._wrap("prompt", (request.request, n, width), request.pieces[:n], cells, ascii_only)
+        output = self._wrap(
+            "output", (request.request, len(request.pieces), width), request.pieces[n:], cells, ascii_only
+        )
+        if not self.has_focus and len(prompt) + max(1, len(output)) > room:
+            prompt = prompt[-max(1, min(len(prompt), room - len(output), room)) :] if room > 1 else []
+            if len(prompt) + len(output) > room > 1:
+                prompt = prompt[-max(1, room // 3) :]
+                output = output[-(room - len(prompt)) :]
+        rows: list[Row] = [
+            ((f"{'prompt' if i == 0 else '':<{LABEL}}", "muted"), (line, "muted")) for i, line in enumerate(prompt)
+        ]
+        rows.extend(
+            ((f"{'output' if i == 0 else '':<{LABEL}}", request.request), (line, "text"))
+            for i, line in enumerate(output)
+        )
+        return rows
+
+    def _wrap(self, name: str, key: object, pieces: list[str], cells: int, ascii_only: bool) -> list[str]:
+        known = self._wrapped.get(name)
+        if known is not None and known[0] == key:
+            return known[1]
+        text = "".join(_tail(pieces, MAX_CHARACTERS))
+        lines = wrap(text, cells, MAX_CHARACTERS, ascii_only=ascii_only) if text else []
+        self._wrapped[name] = (key, lines)
+        return lines
+
+    def draw(self, view: View, key: Row, width: int) -> Strip:  # type: ignore[override]
+        """One row of spans."""
+        line = Line(width, view.palette.blank)
+        for text, look in key:
+            line.add(text, view.palette.hue(look) if isinstance(look, int) else getattr(view.palette, look))
+        return line.strip()
+
+    def action_scroll_text(self, by: int) -> None:
+        """Scroll the text; the end stays in sight until one scrolls back."""
+        self._back = max(0, self._back - by)
+        self.redraw()
+
+    def plain_text(self) -> str:
+        """What the panel is about, whole and without layout, to be copied."""
+        view = self.view
+        request = view.state.requests.get(self.subject(view) or 0) if view is not None else None
+        if view is None or request is None:
+            return ""
+        n = request.num_prompt_tokens
+        pieces = request.pieces
+        return (
+            f"request {request.request} {request.name}\nblock table: {' '.join(map(str, request.table))}\n"
+            f"prompt:\n{''.join(pieces[:n])}\noutput:\n{''.join(pieces[n:])}\n"
+        )
+
+
+def _tail(pieces: list[str], most: int) -> list[str]:
+    """The last pieces that come to at most so many characters."""
+    size = 0
+    for i in range(len(pieces) - 1, -1, -1):
+        size += len(pieces[i])
+        if size > most:
+            return pieces[i + 1 :]
+    return pieces
+
+
+def request_rows(view: View, request: RequestState, width: int) -> list[Row]:
+    """What a request is doing, why it waits or how it ended, and where its blocks are."""
+    ascii_only = view.glyphs.ascii
+    separator: Span = (f" {view.glyphs.dot} ", "faint")
+    name = fit(request.name, 24, ascii_only=ascii_only).rstrip()
+    facts: list[Span] = [(f"#{request.request}", request.request)]
+    if name:
+        facts.append((f" {name}", "text"))
+    facts.extend([separator, (word_of(request), "strong")])
+    total = min(request.num_prompt_tokens + request.max_tokens, view.state.header.max_model_len)
+    facts.extend([separator, (f"{request.num_computed}/{request.num_tokens}", "text"), (" tokens computed", "muted")])
+    if not request.status.is_finished:
+        facts.append((f", at most {total}", "muted"))
+    if request.num_cached:
+        facts.extend([separator, (f"{request.num_cached}", "good"), (" from the cache", "muted")])
+    if request.preemptions:
+        facts.extend([separator, (f"preempted {request.preemptions}{view.glyphs.times}", "warning")])
+    rows: list[Row] = [tuple(facts)]
+    if request.waiting_for is not None and not request.status.is_finished:
+        why = explain(request.waiting_for)
+        rows.append(
+            ((f"{'why':<{LABEL}}", "muted"), (fit(why, max(1, width - LABEL), ascii_only=ascii_only), "warning"))
+        )
+    if request.message:
+        message = fit(request.message, max(1, width - LABEL), ascii_only=ascii_only)
+        rows.append(((f"{'ended':<{LABEL}}", "muted"), (message, "error")))
+    if request.table:
+        room = width - LABEL
+        blocks = fit(" ".join(map(str, request.table[:room])), max(1, room), ascii_only=ascii_only)
+        rows.append(((f"{'blocks':<{LABEL}}", "muted"), (blocks, request.request)))
+    return rows
+
+
+def block_rows(view: View, block: int, width: int) -> list[Row]:
+    """What a block holds, for whom, and the text of its tokens."""
+    state, dot = view.state, view.glyphs.dot
+    if not 0 <= block < state.header.num_blocks:
+        return []
+    separator: Span = (f" {dot} ", "faint")
+    refs, key, owner = int(state.refs[block]), int(state.key[block]), int(state.owner[block])
+    filled, size = int(state.filled[block]), state.header.block_size
+    facts: list[Span] = [(f"block {block}", "strong"), separator]
+    if refs:
+        facts.extend([("owner ", "muted"), (f"#{owner}", owner)])
+        facts.extend([separator, (f"place {int(state.logical[block])} of its table", "text")])
+        facts.extend([separator, (f"{filled}/{size}", "text"), (" slots filled", "muted")])
+        if refs > 1:
+            facts.extend([separator, (f"{refs} references", "strong")])
+    elif key:
+        facts.append(("cached: nobody holds it, its content can still be found", "text"))
+    else:
+        facts.append(("free", "text"))
+    if key:
+        facts.extend([separator, (f"hash {key & 0xFFFFFFFFFFFFFFFF:016x}"[:13] + view.glyphs.ellipsis, "muted")])
+    elif refs:
+        facts.extend([separator, ("not hashed: not full yet" if filled < size else "not hashed", "muted")])
+    rows: list[Row] = [tuple(facts)]
+    if refs > 1:
+        holders: list[Span] = []
+        for request in _holders(state, block):
+            holders.extend([(f"#{request}", request), (" ", "muted")])
+        rows.append(((f"{'shared':<{LABEL}}", "muted"), *holders))
+    pieces = state.block_text(block)
+    if pieces:
+        rows.append(((f"{'tokens':<{LABEL}}", "muted"), *_token_spans(pieces, view)))
+    return rows
+
+
+def _holders(state: PoolState, block: int) -> Iterable[int]:
+    """The live requests with this block in their table."""
+    for number, request in state.requests.items():
+        if request.status in (RequestStatus.RUNNING, RequestStatus.WAITING) and block in request.table:
+            yield number
+
+
+def _token_spans(pieces: Sequence[str], view: View) -> list[Span]:
+    """Tokens one after the other in two alternating styles, so that their borders can be seen."""
+    spans: list[Span] = []
+    for i, piece in enumerate(pieces):
+        text = clean(piece, ascii_only=view.glyphs.ascii, limit=64)
+        spans.append(
+            (text.replace(" ", "_") if view.glyphs.ascii else text.replace(" ", "␣"), ("text", "accent")[i % 2])
+        )
+    return spans

@@ -1,0 +1,64 @@
+"""The panels as tabs, for a terminal that has no room for all of them at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvtui.widgets.line import Line
+from kvtui.widgets.line_panel import LinePanel
+
+if TYPE_CHECKING:
+    from textual import events
+    from textual.strip import Strip
+
+    from kvtui.view import View
+
+TABS = ("Blocks", "Requests", "Pool", "Batch", "Text", "Log")
+"""In the order of the keys 1 to 6."""
+
+
+class TabBar(LinePanel, can_focus=False):
+    """One line of numbered names; a click or the number opens one."""
+
+    DEFAULT_CSS = """
+    TabBar { height: 1; }
+    """
+
+    def __init__(self) -> None:
+        super().__init__(id="tabs")
+        self._current = 0
+        self.log_lines = 0
+
+    @property
+    def current(self) -> int:
+        """The open tab."""
+        return self._current
+
+    @current.setter
+    def current(self, tab: int) -> None:
+        self._current = tab
+        self.redraw()
+
+    def rows(self, view: View, width: int, height: int) -> list[tuple[int, int]]:
+        """The one line there is."""
+        return [(self._current, self.log_lines)]
+
+    def draw(self, view: View, key: tuple[int, int], width: int) -> Strip:  # type: ignore[override]
+        """The open tab stands out."""
+        palette = view.palette
+        line = Line(width, palette.blank)
+        for i, name in enumerate(TABS):
+            style = palette.strong + palette.selection if i == key[0] else palette.muted
+            line.add(f" {i + 1} ", palette.accent + palette.selection if i == key[0] else palette.accent)
+            line.add(f"{name} ", style)
+            line.gap()
+        return line.strip()
+
+    async def on_click(self, event: events.Click) -> None:
+        """Open the tab under the pointer."""
+        x = 0
+        for i, name in enumerate(TABS):
+            x += len(name) + 5
+            if event.x < x:
+                await self.app.run_action(f"panel({i + 1})")
+                return
