@@ -1,0 +1,182 @@
+"""From a configuration to an engine that runs a real model."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from engine.attention.choice import choose_attention
+from engine.attention.hook import HookError
+from engine.config import ConfigError, EngineConfig
+from engine.engine import PagedEngine
+from engine.kv_cache import KVCache
+from engine.model.checkpoint import Checkpoint, find_checkpoint
+from engine.model.device import choose_device, choose_dtype, set_threads
+from engine.model.forward import Forward, HookedModel
+from engine.model.fused_llama import FusedLlama, NotFusableError
+from engine.model.quiet import quiet
+from engine.model.runner import ModelRunner
+from engine.model.tokenizer import TokenizerCodec
+from engine.model.vetting import Trial, cache_shape, check_config
+from engine.trace.events import ModelInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from engine.attention.metadata import PagedAttention
+
+logger = logging.getLogger("engine")
+
+_NO_LIMIT = 2**31 - 1
+
+
+def load(config: EngineConfig, progress: Callable[[str], None], *, title: str, description: str) -> PagedEngine:
+    """See `engine.model.load_engine`."""
+    set_threads()
+    device = choose_device(config.model.device)
+    dtype = choose_dtype(config.model.dtype, device)
+    attention_name, attention = choose_attention(config.model.attention, device)
+    checkpoint = find_checkpoint(config.model.model, progress)
+    progress(f"loading {checkpoint.name}")
+    model, tokenizer = load_transformers(checkpoint, device, dtype)
+    if attention_name == "cpu":
+        from engine.attention.cpu import warmup
+
+        progress("compiling the CPU attention (once)")
+        warmup(dtype)
+    runner = make_runner(
+        model, config, name=checkpoint.name, attention=attention, attention_name=attention_name, tokenizer=tokenizer
+    )
+    return PagedEngine(config, runner, TokenizerCodec(tokenizer), title=title, description=description)
+
+
+def load_transformers(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
+    """A checkpoint's model, in eval mode on the device, and its tokenizer.
+
+    Raises:
+        ConfigError: It is not a decoder-only model that transformers knows, or a file of it is broken.
+    """
+    with quiet():
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+        path, name = checkpoint.path, checkpoint.name
+        model: Any
+        try:
+            model_config = AutoConfig.from_pretrained(path, local_files_only=True)
+            check_config(model_config, name)
+            model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
+            tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        except ConfigError:
+            raise
+        except Exception as error:  # transformers, safetensors and tokenizers raise all kinds for broken files
+            reason = " ".join(str(error).split())[:300]
+            raise ConfigError(f"the model {name} in {path} cannot be loaded: {reason}") from error
+        if not getattr(tokenizer, "is_fast", False):
+            raise ConfigError(f"the model {name} has no fast tokenizer (tokenizer.json): convert its tokenizer first")
+        try:
+            return model.to(device).eval(), tokenizer
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(f"the model {name} does not fit on {device}: use --device cpu") from error
+
+
+def make_runner(
+    model: Any,
+    config: EngineConfig,
+    *,
+    name: str,
+    attention: PagedAttention,
+    attention_name: str,
+    tokenizer: Any = None,
+    fuse: bool = True,
+    poison: bool = False,
+) -> ModelRunner:
+    """A runner over a transformers model that proved to be right; the model's attention is the engine's from here on.
+
+    Args:
+        model: Causal language model in eval mode; its device and dtype are the runner's.
+        config: For the cache and the seed.
+        name: To show.
+        attention: The implementation to call.
+        attention_name: Its name, to show.
+        tokenizer: For the end of output where the model names none.
+        fuse: Use the fused forward where there is one for the model.
+        poison: Fill the cache with NaN first, for tests.
+
+    Raises:
+        ConfigError: The model cannot be served over the paged cache, or the cache does not fit.
+    """
+    hooked = HookedModel(model, attention)
+    shape = cache_shape(hooked, name)
+    limit = _max_positions(model.config.get_text_config(decoder=True))
+    forward = _choose_forward(hooked, Trial(model, shape), name, min(limit, config.scheduler.max_model_len), fuse)
+    kv_cache = KVCache(
+        num_blocks=config.cache.num_blocks,
+        num_layers=shape.num_layers,
+        num_kv_heads=shape.num_kv_heads,
+        block_size=config.cache.block_size,
+        head_dim=shape.head_dim,
+        dtype=model.dtype,
+        device=model.device,
+        poison=poison,
+    )
+    info = ModelInfo(
+        name=name,
+        architecture=type(model).__name__,
+        device=str(model.device),
+        dtype=str(model.dtype).removeprefix("torch."),
+        attention=attention_name,
+        num_layers=shape.num_layers,
+        num_kv_heads=shape.num_kv_heads,
+        num_query_heads=shape.num_query_heads,
+        head_dim=shape.head_dim,
+        vocab_size=model.config.get_text_config(decoder=True).vocab_size,
+        kv_bytes_per_token=kv_cache.block_bytes // kv_cache.block_size,
+    )
+    return ModelRunner(
+        forward,
+        kv_cache,
+        model_info=info,
+        max_model_len=limit,
+        eos_token_ids=_eos_token_ids(model, tokenizer),
+        seed=config.seed,
+    )
+
+
+def _choose_forward(hooked: HookedModel, trial: Trial, name: str, max_positions: int, fuse: bool) -> Forward:
+    if fuse:
+        try:
+            fused = FusedLlama.of(hooked.model, hooked.attention, max_positions)
+        except NotFusableError as error:
+            logger.debug("%s runs through transformers' layers: %s", name, error)
+        else:
+            if trial.accepts(trial.difference(fused)):
+                return fused
+            logger.warning("%s: the fused forward differs from transformers and is not used", name)
+    try:
+        difference = trial.difference(hooked)
+    except HookError as error:
+        raise ConfigError(f"{name} is not supported: {error}") from error
+    if not trial.accepts(difference):
+        raise ConfigError(
+            f"{name} is not supported: over the paged cache its logits differ from its own by {difference:.1%}"
+        )
+    return hooked
+
+
+def _max_positions(config: Any) -> int:
+    for attribute in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
+        limit = getattr(config, attribute, None)
+        if isinstance(limit, int) and limit > 0:
+            return limit
+    return _NO_LIMIT
+
+
+def _eos_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """As `generate` has them: of the generation settings, or else the model's, or else the tokenizer's."""
+    for source in (getattr(model, "generation_config", None), model.config, tokenizer):
+        eos = getattr(source, "eos_token_id", None)
+        if eos is not None:
+            return frozenset(eos if isinstance(eos, list | tuple) else [eos])
+    return frozenset()

@@ -1,0 +1,180 @@
+"""The real `Runner`: packs a scheduler's batch, runs the model over the paged cache, samples."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from engine.attention.metadata import PAD_SLOT, AttentionMetadata, positions_of
+from engine.model.sampler import request_seed, sample
+from engine.runner import RunnerError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from engine.core.scheduler_output import ScheduledRequest, SchedulerOutput
+    from engine.kv_cache import KVCache
+    from engine.model.forward import Forward
+    from engine.trace.events import ModelInfo
+
+
+class ModelRunner:
+    """`engine.runner.Runner` over a model.
+
+    Args:
+        forward: The model.
+        kv_cache: What the scheduler's block ids point into.
+        model_info: Shapes and names.
+        max_model_len: Longest sequence that the model's positions allow.
+        eos_token_ids: Tokens with which the model ends an output.
+        seed: Of the engine, for requests that bring none.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        kv_cache: KVCache,
+        *,
+        model_info: ModelInfo,
+        max_model_len: int,
+        eos_token_ids: frozenset[int],
+        seed: int = 0,
+    ) -> None:
+        self.forward = forward
+        self.kv_cache = kv_cache
+        self.model_info = model_info
+        self.max_model_len = max_model_len
+        self.eos_token_ids = eos_token_ids
+        self.last_execute_ns = 0
+        self.last_sample_ns = 0
+        self._seed = seed
+        self._seeds: dict[int, int] = {}
+        self._tables = _BlockTables()
+
+    @torch.inference_mode()
+    def execute(self, output: SchedulerOutput) -> list[int | None]:
+        """Run the batch; see `Runner.execute`.
+
+        Raises:
+            RunnerError: Names the requests whose logits are not numbers.
+        """
+        began = time.perf_counter_ns()
+        scheduled = output.scheduled
+        samples = [s.samples for s in scheduled]
+        logits = self._forward(scheduled, samples)
+        if logits.is_cuda:
+            torch.cuda.synchronize(logits.device)
+        computed = time.perf_counter_ns()
+        self.last_execute_ns = computed - began
+        chosen = iter(self._sample(logits, [s for s in scheduled if s.samples]) if any(samples) else ())
+        tokens = [next(chosen) if wanted else None for wanted in samples]
+        self.last_sample_ns = time.perf_counter_ns() - computed
+        return tokens
+
+    def forget(self, request_id: int) -> None:
+        """Drop the request's seed and its row of the block tables."""
+        self._seeds.pop(request_id, None)
+        self._tables.forget(request_id)
+
+    def _forward(self, scheduled: list[ScheduledRequest], samples: list[bool]) -> torch.Tensor:
+        counts = np.array([s.num_scheduled for s in scheduled], dtype=np.int32)
+        seq_lens = np.array([s.computed_before for s in scheduled], dtype=np.int32) + counts
+        query_start_loc = np.zeros(len(scheduled) + 1, dtype=np.int32)
+        np.cumsum(counts, out=query_start_loc[1:])
+        token_ids: list[int] = []
+        for s in scheduled:
+            token_ids += s.token_ids
+        # Where nothing is sampled one row of logits is computed all the same: no model has to cope with none.
+        rows = query_start_loc[1:][samples] - 1 if any(samples) else query_start_loc[:1]
+        metadata = AttentionMetadata.build(
+            query_start_loc=query_start_loc,
+            seq_lens=seq_lens,
+            block_table=self._tables.of(scheduled),
+            kv_cache=self.kv_cache,
+        )
+        device = self.kv_cache.device
+        return self.forward.forward(
+            torch.tensor(token_ids, dtype=torch.int64).to(device),
+            torch.from_numpy(positions_of(query_start_loc, seq_lens)).to(device),
+            torch.from_numpy(rows.astype(np.int64)).to(device),
+            metadata,
+        )
+
+    def _sample(self, logits: torch.Tensor, sampled: list[ScheduledRequest]) -> list[int]:
+        requests = [s.request for s in sampled]
+        params = [r.params for r in requests]
+        if any(p.temperature > 0 for p in params):
+            seeds = [self._seed_of(r.request_id, r.params.seed) for r in requests]
+        else:
+            seeds = [0] * len(requests)
+        tokens, bad = sample(logits, params, seeds, [r.num_tokens for r in requests])
+        if bad:
+            raise RunnerError("the model's logits are not numbers", [requests[i].request_id for i in bad])
+        return tokens
+
+    def _seed_of(self, request_id: int, own: int | None) -> int:
+        if own is not None:
+            return own
+        seed = self._seeds.get(request_id)
+        if seed is None:
+            seed = self._seeds[request_id] = request_seed(self._seed, request_id)
+        return seed
+
+
+@dataclass(slots=True)
+class _Row:
+    index: int
+    block_ids: list[int]
+    num_blocks: int
+
+
+class _BlockTables:
+    """The requests' block tables as rows of one array, of which a step writes only what is new.
+
+    A block manager's list grows at its end and is replaced by another list when the request loses its blocks, so the
+    list's identity tells whether a row still holds its beginning. A row keeps what a former owner left behind its end.
+    """
+
+    def __init__(self) -> None:
+        self._table: NDArray[np.int32] = np.full((8, 64), PAD_SLOT, dtype=np.int32)
+        self._rows: dict[int, _Row] = {}
+        self._free = list(range(len(self._table)))
+
+    def of(self, scheduled: list[ScheduledRequest]) -> NDArray[np.int32]:
+        """int32 `[n, max_blocks]` for a batch, a copy."""
+        rows = [self._update(s.request.request_id, s.block_ids) for s in scheduled]
+        width = max((row.num_blocks for row in rows), default=0)
+        return self._table[[row.index for row in rows], :width]
+
+    def forget(self, request_id: int) -> None:
+        row = self._rows.pop(request_id, None)
+        if row is not None:
+            self._free.append(row.index)
+
+    def _update(self, request_id: int, block_ids: list[int]) -> _Row:
+        row = self._rows.get(request_id)
+        if row is None:
+            row = self._rows[request_id] = _Row(self._take(), block_ids, 0)
+        elif row.block_ids is not block_ids:
+            row.block_ids, row.num_blocks = block_ids, 0
+        n = len(block_ids)
+        if n > row.num_blocks:
+            if n > self._table.shape[1]:
+                self._grow(0, max(n, 2 * self._table.shape[1]) - self._table.shape[1])
+            self._table[row.index, row.num_blocks : n] = block_ids[row.num_blocks :]
+        row.num_blocks = n
+        return row
+
+    def _take(self) -> int:
+        if not self._free:
+            n = len(self._table)
+            self._free = list(range(n, 2 * n))
+            self._grow(n, 0)
+        return self._free.pop()
+
+    def _grow(self, rows: int, columns: int) -> None:
+        self._table = np.pad(self._table, ((0, rows), (0, columns)), constant_values=PAD_SLOT)
