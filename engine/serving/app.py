@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Route
 
+from engine.request import RequestError
 from engine.serving.errors import ApiError, json_response
 from engine.serving.generation import EventStream, Generation, unless_gone
 from engine.serving.guard import Guard, read_json_body
@@ -64,7 +65,7 @@ class Api:
             Route("/v1/completions", self._completions, methods=["POST"]),
             Route("/v1/chat/completions", self._chat_completions, methods=["POST"]),
         ]
-        starlette = Starlette(routes=routes, exception_handlers={HTTPException: _http_error, ApiError: _api_error})
+        starlette = Starlette(routes=routes, exception_handlers={HTTPException: _http_error, ApiError: _api_error, RequestError: _request_error})
         self.app: ASGIApp = Guard(starlette, token=token, loopback_only=loopback_only)
 
     @property
@@ -182,3 +183,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     return error.response()
+
+
+async def _request_error(request: Request, error: Exception) -> Response:
+    return ApiError(str(error)).response()

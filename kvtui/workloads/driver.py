@@ -106,17 +106,8 @@ class WorkloadDriver:
         self._open += len(self._workload.sessions)
 
     def _send(self, talk: _Talk) -> None:
-        session = talk.session
-        prompt = session.prompt
-        ready: str | list[int]
-        if prompt is None:
-            ready = self._engine.codec.encode_chat(session.conversation(talk.answers))
-        elif isinstance(prompt, SyntheticPrompt):
-            ready = prompt.token_ids(self._engine.header.model.vocab_size)
-        else:
-            ready = prompt if isinstance(prompt, str) else list(prompt)
-        name = session.name
-        if session.follow_ups:
+        name = talk.session.name
+        if talk.session.follow_ups:
             name += f" turn {len(talk.answers) + 1}"
         talk.writing = []
         self.num_sent += 1
@@ -128,10 +119,18 @@ class WorkloadDriver:
                 self._ended.put(talk)
 
         try:
-            self._engine.add_request(ready, session.params, name=name, on_output=receive)
+            self._engine.add_request(self._prompt(talk), talk.session.params, name=name, on_output=receive)
         except RequestError:
             talk.failed = True
             self._ended.put(talk)
+
+    def _prompt(self, talk: _Talk) -> str | list[int]:
+        prompt = talk.session.prompt
+        if prompt is None:
+            return self._engine.codec.encode_chat(talk.session.conversation(talk.answers))
+        if isinstance(prompt, SyntheticPrompt):
+            return prompt.token_ids(self._engine.header.model.vocab_size)
+        return prompt if isinstance(prompt, str) else list(prompt)
 
     def _advance(self, talk: _Talk) -> None:
         self.num_done += 1

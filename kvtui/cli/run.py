@@ -1,0 +1,282 @@
+"""`kvtui run`: a real model on screen, or without one."""
+
+from __future__ import annotations
+
+import enum
+import json
+import signal
+import threading
+from pathlib import Path  # noqa: TC003 - Typer reads the annotations
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from engine.config import DEFAULT_MODEL, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from kvtui.cli.errors import UsageError, say
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from engine.engine import PagedEngine
+    from engine.trace.events import TraceMessage
+    from kvtui.cli.session import Bound
+    from kvtui.workloads.workload import Workload
+
+DEFAULT_WORKLOAD = "chat"
+REPEAT_AFTER_S = 5.0
+"""Pause of a dashboard session between the end of its workload and starting it again."""
+
+
+class DTypeName(enum.StrEnum):
+    """Of weights and KV cache."""
+
+    auto = "auto"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+    float32 = "float32"
+
+
+class AttentionName(enum.StrEnum):
+    """An implementation of the attention."""
+
+    auto = "auto"
+    reference = "reference"
+    cpu = "cpu"
+    triton = "triton"
+
+
+_ENGINE, _WORK, _SCREEN, _OUT = "The engine", "What it is asked", "The screen", "Recording and listening"
+_cache, _scheduler = CacheConfig(), SchedulerConfig()
+
+
+def run_command(
+    model: Annotated[
+        str,
+        typer.Option(help="smollm2, a Hugging Face id, a folder, or 'simulated' (no model).", rich_help_panel=_ENGINE),
+    ] = DEFAULT_MODEL,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...", rich_help_panel=_ENGINE)] = "auto",
+    dtype: Annotated[DTypeName, typer.Option(help="Of weights and cache.", rich_help_panel=_ENGINE)] = DTypeName.auto,
+    attention: Annotated[
+        AttentionName, typer.Option(help="Attention implementation.", rich_help_panel=_ENGINE)
+    ] = AttentionName.auto,
+    block_size: Annotated[int, typer.Option(help="Tokens a block holds.", rich_help_panel=_ENGINE)] = _cache.block_size,
+    num_blocks: Annotated[int, typer.Option(help="Blocks in the pool.", rich_help_panel=_ENGINE)] = _cache.num_blocks,
+    prefix_caching: Annotated[
+        bool,
+        typer.Option("--prefix-caching/--no-prefix-caching", help="Share equal prefixes.", rich_help_panel=_ENGINE),
+    ] = True,
+    max_num_seqs: Annotated[
+        int, typer.Option(help="Requests running at once.", rich_help_panel=_ENGINE)
+    ] = _scheduler.max_num_seqs,
+    max_num_batched_tokens: Annotated[
+        int, typer.Option(help="Tokens computed in one iteration.", rich_help_panel=_ENGINE)
+    ] = _scheduler.max_num_batched_tokens,
+    max_prefill_chunk: Annotated[
+        int, typer.Option(help="Of one prompt in one iteration; 0: no limit.", rich_help_panel=_ENGINE)
+    ] = _scheduler.max_prefill_chunk,
+    max_model_len: Annotated[
+        int, typer.Option(help="Longest request, prompt and output.", rich_help_panel=_ENGINE)
+    ] = _scheduler.max_model_len,
+    seed: Annotated[int, typer.Option(help="Of sampling and arrivals.", rich_help_panel=_ENGINE)] = 0,
+    workload: Annotated[
+        str, typer.Option(metavar="NAME|FILE", help="chat, rag, burst, long, a file, or none.", rich_help_panel=_WORK)
+    ] = DEFAULT_WORKLOAD,
+    rate: Annotated[
+        float | None, typer.Option(help="Sessions a second (Poisson) instead of its own times.", rich_help_panel=_WORK)
+    ] = None,
+    num: Annotated[
+        int | None, typer.Option(min=1, help="Only so many sessions, or more than it has.", rich_help_panel=_WORK)
+    ] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="On screen: do not start the workload again.", rich_help_panel=_WORK)
+    ] = False,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Stop after so many iterations (on screen: pause).", rich_help_panel=_WORK)
+    ] = None,
+    headless: Annotated[
+        bool, typer.Option("--headless", help="No screen: a line a second and a summary.", rich_help_panel=_SCREEN)
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With --headless: the summary as JSON.", rich_help_panel=_SCREEN)
+    ] = False,
+    exit_when_done: Annotated[
+        bool,
+        typer.Option("--exit-when-done", help="Headless, listening: end with the workload.", rich_help_panel=_SCREEN),
+    ] = False,
+    theme: Annotated[str | None, typer.Option(help="Name of a theme.", rich_help_panel=_SCREEN)] = None,
+    ascii_only: Annotated[
+        bool, typer.Option("--ascii", help="Draw with ASCII characters alone.", rich_help_panel=_SCREEN)
+    ] = False,
+    record: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Record the session (.mcap).", rich_help_panel=_OUT)
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Let --record write over a file.", rich_help_panel=_OUT)
+    ] = False,
+    title: Annotated[str, typer.Option(help="The recording's title.", rich_help_panel=_OUT)] = "",
+    description: Annotated[str, typer.Option(help="The recording's description.", rich_help_panel=_OUT)] = "",
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Take requests over HTTP here. On screen the default is 127.0.0.1:8077, where it is free.",
+            rich_help_panel=_OUT,
+        ),
+    ] = None,
+    no_listen: Annotated[
+        bool, typer.Option("--no-listen", help="Take no requests from outside.", rich_help_panel=_OUT)
+    ] = False,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="KVTUI_TOKEN",
+            show_default=False,
+            help="What callers must send; made up where other machines can reach the address.",
+            rich_help_panel=_OUT,
+        ),
+    ] = None,
+) -> None:
+    """Run a model over a paged cache and watch it.
+
+    A small workload plays by itself, again and again; send your own from another terminal with [bold]kvtui inject[/].
+
+    Example: kvtui run --num-blocks 96 --workload burst --record burst.mcap
+    """
+    config = EngineConfig(
+        model=ModelConfig(model=model, device=device, dtype=dtype.value, attention=attention.value),
+        cache=CacheConfig(block_size=block_size, num_blocks=num_blocks, prefix_caching=prefix_caching),
+        scheduler=SchedulerConfig(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_prefill_chunk=max_prefill_chunk,
+            max_model_len=max_model_len,
+        ),
+        seed=seed,
+    )
+    from kvtui.cli.session import ListenOn, bind_listener, open_engine, open_recording, prepared
+
+    if listen is not None and no_listen:
+        raise UsageError("--listen and --no-listen exclude each other: give one of them")
+    if not headless:
+        for flag, given in (("--json", as_json), ("--exit-when-done", exit_when_done)):
+            if given:
+                raise UsageError(f"{flag} goes with --headless: add it, or leave {flag} out")
+        _require_terminal()
+    asked = prepared(workload, rate=rate, num=num, seed=seed, max_model_len=max_model_len)
+    if headless and asked is None and listen is None:
+        raise UsageError("there would be nothing to do: give a --workload, or an address to --listen on")
+    if record is not None:
+        open_recording(record, force=force)
+    on = None if no_listen or (headless and listen is None) else ListenOn(listen, token)
+    bound = bind_listener(on) if on is not None else None
+    try:
+        engine = open_engine(config, title or (asked.title if asked else ""), description)
+    except BaseException:
+        if bound is not None:
+            bound[0].close()
+        raise
+    if asked is not None:
+        asked = asked.fitted(engine.header.max_model_len)
+        for note in asked.notes:
+            say(note)
+    if headless:
+        serving = bound is not None and not exit_when_done
+        _headless(engine, asked, bound, record, serving=serving, steps=steps, as_json=as_json)
+    else:
+        _on_screen(engine, asked, bound, record, once=once, steps=steps, theme=theme, ascii_only=ascii_only)
+
+
+def _require_terminal() -> None:
+    from kvtui.terminal import terminal_problem
+
+    problem = terminal_problem()
+    if problem is not None:
+        raise UsageError(problem)
+
+
+def _headless(
+    engine: PagedEngine,
+    workload: Workload | None,
+    bound: Bound | None,
+    record: Path | None,
+    *,
+    serving: bool,
+    steps: int | None,
+    as_json: bool,
+) -> None:
+    from kvtui.cli.headless import RunStats, lines_to, run_headless, summary_text
+    from kvtui.cli.session import attach
+    from kvtui.workloads.driver import WorkloadDriver
+
+    stats = RunStats()
+    engine.add_sink(stats)
+    attached = attach(engine, bound, record, lambda: None)
+    caught: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        # The step under way is finished first; whoever asks a second time does not wait for it.
+        caught.append(number)
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    try:
+        run_headless(
+            engine,
+            stats,
+            WorkloadDriver(engine, workload) if workload is not None else None,
+            serving=serving,
+            max_steps=steps,
+            lines=lines_to(as_json=as_json),
+            stopped=lambda: bool(caught),
+        )
+    finally:
+        attached.close()
+    summary = {"model": engine.header.model.name, "workload": workload.name if workload else None} | stats.summary()
+    print(json.dumps(summary, indent=2) if as_json else summary_text(summary), flush=True)
+    if caught:
+        raise typer.Exit(128 + caught[0])
+
+
+def _on_screen(
+    engine: PagedEngine,
+    workload: Workload | None,
+    bound: Bound | None,
+    record: Path | None,
+    *,
+    once: bool,
+    steps: int | None,
+    theme: str | None,
+    ascii_only: bool,
+) -> None:
+    from engine.loop import EngineLoop
+    from engine.trace.events import StepTrace
+    from kvtui.app import run_app
+    from kvtui.cli.session import attach
+    from kvtui.sources.live import LiveSource
+    from kvtui.workloads.driver import WorkloadDriver
+
+    loop = EngineLoop(engine)
+    source = LiveSource(engine, loop)
+
+    def pause_after(message: TraceMessage) -> None:
+        if steps is not None and isinstance(message, StepTrace) and message.index + 1 >= steps:
+            loop.pause()
+
+    if steps is not None:
+        engine.add_sink(pause_after)
+    attached = attach(engine, bound, record, lambda: source.error)
+    stopping = threading.Event()
+    if workload is not None:
+        driver = WorkloadDriver(engine, workload, repeat_after=None if once else REPEAT_AFTER_S)
+        driver.run_in_thread(stopping, lambda: loop.paused)
+    loop.start()
+
+    def close() -> None:
+        stopping.set()
+        loop.stop()
+        attached.close()
+
+    code = run_app(source, listen_url=attached.public_url, theme=theme, ascii=ascii_only, before_exit=close)
+    if code:
+        raise typer.Exit(code)
