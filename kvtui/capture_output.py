@@ -7,6 +7,7 @@ Both are turned into pipes, which a thread reads; a duplicate of the old descrip
 from __future__ import annotations
 
 import codecs
+import contextlib
 import os
 import sys
 from collections import deque
@@ -109,7 +110,9 @@ class OutputCapture:
             thread.join(_JOIN_SECONDS)
         self._threads.clear()
         if self._terminal is not None:
-            self._terminal.close()
+            # A terminal that has hung up takes nothing any more.
+            with contextlib.suppress(OSError):
+                self._terminal.close()
             self._terminal = None
 
     def mark(self) -> None:

@@ -148,6 +148,24 @@ class Palette:
             return Style(reverse=True)
         return Style(color=self._color("text"), bgcolor=self._color("selection"), bold=True)
 
+    def badge(self, style: Style) -> Style:
+        """A style turned inside out, to write a number on a filled cell."""
+        key = ("badge", style)
+        badge = self._cache.get(key)
+        if badge is None:
+            turned = Style(bold=True) if self.mono else Style(reverse=True, bold=True)
+            if not self.mono and not self.ansi:
+                turned = Style(color=self._color("background"), bgcolor=style.color, bold=True)
+            badge = self._cache[key] = style + turned
+        return badge
+
+    @cached_property
+    def lit_badge(self) -> Style:
+        """A badge that just changed."""
+        if self.mono or self.ansi:
+            return Style(reverse=True, bold=True)
+        return Style(color=self._color("background"), bgcolor=self._color("text"), bold=True)
+
     @cached_property
     def cursor(self) -> Style:
         """The cell under the cursor."""

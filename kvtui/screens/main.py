@@ -54,10 +54,10 @@ class MainScreen(Screen[None]):
     MainScreen { layout: vertical; background: $background; }
     #body { layout: horizontal; height: 1fr; }
     #left, #right { height: 100%; }
-    #left { width: 11fr; } #right { width: 10fr; }
-    #blocks-frame { height: 1fr; padding: 0 1; }
+    #left { width: 54%; } #right { width: 1fr; }
+    #blocks-frame { height: 21fr; padding: 0 1; }
     #blocks { height: 1fr; }
-    #inspector { height: 10; padding: 0 1; } #pool { height: 9; }
+    #inspector { height: 12fr; min-height: 7; padding: 0 1; } #pool { height: 11fr; min-height: 6; }
     #requests { height: 1fr; } #batch { height: 1fr; }
     #log { height: 9; }
     #too-small { display: none; width: 100%; height: 100%; content-align: center middle; text-align: center; }
@@ -187,12 +187,12 @@ class MainScreen(Screen[None]):
         self._view = view
         frame = self.query_one("#blocks-frame")
         state, dot = view.state, view.glyphs.dot
-        title = Content(f" Physical blocks {dot} {state.header.num_blocks:,} of {state.header.block_size} tokens ")
-        subtitle = Content(f" {state.used:,} used {dot} {state.cached:,} cached {dot} {state.free:,} free ")
+        counts = f" {dot} ".join(
+            (f"{state.used:,} used", f"{state.cached:,} cached", f"{state.free:,} free of {state.header.num_blocks:,}")
+        )
+        title = Content(f"Physical blocks {view.glyphs.horizontal} {counts}")
         if frame.border_title != title:
             frame.border_title = title
-        if frame.border_subtitle != subtitle:
-            frame.border_subtitle = subtitle
         self.legend.blocks_per_cell = self.grid.blocks_per_cell
         self.header.url = view.listen_url
         if self.transport.display == view.source.live:

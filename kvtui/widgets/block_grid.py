@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from rich.segment import Segment
-from rich.style import Style
 from textual.binding import Binding
 from textual.geometry import Size
 from textual.strip import Strip
@@ -70,6 +69,7 @@ class BlockGrid(Panel):
         super().__init__(id="blocks")
         self._layout_now: BlockLayout | None = None
         self._zoom = 0
+        self._cursor: int | None = None
         self._codes: NDArray[np.uint16] = np.zeros((0, 0), dtype=np.uint16)
         self._segments: dict[tuple[int, int], Segment] = {}
         self._flash: NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
@@ -89,6 +89,7 @@ class BlockGrid(Panel):
     def update_view(self, view: View, steps: Sequence[StepTrace], reset: bool) -> None:
         """Take a new view; see `Panel`."""
         old, self.view = self.view, view
+        self._cursor = view.selected_block
         num_blocks = view.state.header.num_blocks
         if reset or old is None or len(self._flash) != num_blocks:
             self._flash = np.zeros(num_blocks, dtype=np.uint8)
@@ -240,15 +241,23 @@ class BlockGrid(Panel):
             # Hue n of the cycle is the hue of request n; a selected request n + 1 dims it.
             style = palette.hue(hue - 1, hue if code & bc.DIMMED else None)
             if glyph < bc.SHARED:
-                text = glyphs.levels[glyph - bc.LEVEL]
+                text = self._level(glyph - bc.LEVEL)
             else:
-                number = glyphs.many if glyph == bc.MANY else str(glyph - bc.SHARED + 2)
-                text, style = glyphs.levels[-1] if second else number, style + Style(bold=True)
+                text = " " if second else glyphs.many if glyph == bc.MANY else str(glyph - bc.SHARED + 2)
+                style = palette.badge(style)
         if code & bc.FLASH and not code & bc.DIMMED:
-            style = style + palette.flash
+            style = palette.lit_badge if bc.SHARED <= glyph <= bc.MANY else style + palette.flash
         if code & bc.CURSOR:
             text, style = (glyphs.marked if bc.LEVEL <= glyph < bc.SHARED else text), palette.cursor
         return Segment(text * run, style)
+
+    def _level(self, level: int) -> str:
+        """The glyph of a level. In wide cells a full one leaves a hair of space above, so that rows stay apart."""
+        assert self.view is not None
+        assert self._layout_now is not None
+        levels = self.view.glyphs.levels
+        roomy = self._layout_now.level.cell > 1 and not self.view.glyphs.ascii
+        return levels[max(0, level - 1)] if roomy and level >= len(levels) - 2 else levels[level]
 
     def on_resize(self, _event: events.Resize) -> None:
         """Lay the grid out for its new size."""
@@ -266,11 +275,11 @@ class BlockGrid(Panel):
         view, layout = self.view, self._layout_now
         if view is None or layout is None:
             return
-        if view.selected_block is None:
-            block = 0
-        else:
-            block = view.selected_block + (dx + dy * layout.columns) * layout.level.blocks
+        # Keys come faster than the app answers with a view, so the cursor moves here first.
+        step = (dx + dy * layout.columns) * layout.level.blocks
+        block = 0 if self._cursor is None else self._cursor + step
         if 0 <= block < view.state.header.num_blocks:
+            self._cursor = block
             self.post_message(BlockSelected(block))
 
     def action_zoom(self, by: int) -> None:

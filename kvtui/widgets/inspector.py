@@ -124,11 +124,15 @@ class Inspector(LinePanel):
         output = self._wrap(
             "output", (request.request, len(request.pieces), width), request.pieces[n:], cells, ascii_only
         )
-        if not self.has_focus and len(prompt) + max(1, len(output)) > room:
-            prompt = prompt[-max(1, min(len(prompt), room - len(output), room)) :] if room > 1 else []
-            if len(prompt) + len(output) > room > 1:
-                prompt = prompt[-max(1, room // 3) :]
-                output = output[-(room - len(prompt)) :]
+        if not self.has_focus and len(prompt) + len(output) > room:
+            most = max(1, room // 3, room - len(output))
+            if len(prompt) > most:
+                start = prompt[-most]
+                prompt = [
+                    fit(view.glyphs.ellipsis + start[1:], cells, ascii_only=ascii_only),
+                    *prompt[len(prompt) - most + 1 :],
+                ]
+            output = output[max(0, len(output) - room + len(prompt)) :]
         rows: list[Row] = [
             ((f"{'prompt' if i == 0 else '':<{LABEL}}", "muted"), (line, "muted")) for i, line in enumerate(prompt)
         ]
@@ -142,7 +146,7 @@ class Inspector(LinePanel):
         known = self._wrapped.get(name)
         if known is not None and known[0] == key:
             return known[1]
-        text = "".join(_tail(pieces, MAX_CHARACTERS))
+        text = "".join(_tail(pieces, MAX_CHARACTERS)).strip()
         lines = wrap(text, cells, MAX_CHARACTERS, ascii_only=ascii_only) if text else []
         self._wrapped[name] = (key, lines)
         return lines

@@ -45,12 +45,10 @@ class Legend(LinePanel, can_focus=False):
             (glyphs.free, palette.faint, "free", free),
             (glyphs.cached, palette.cached, "cached", cached),
             (levels, palette.accent, "in use", owned),
-            ("2", palette.accent, "shared by 2", shared),
+            ("2" if blocks == 1 else "", palette.badge(palette.accent), "shared", shared),
         ]
         if blocks > 1:
-            scale = f"1 cell = {blocks:,} blocks"
-            line.add(scale, palette.strong).gap(2)
-            entries[3] = ("", palette.accent, "shared", shared)
+            line.add(f"1 cell = {blocks:,} blocks", palette.strong).gap(2)
         for glyph, style, word, count in entries:
             size = len(glyph) + len(word) + len(f"{count:,}") + 4
             if size - 2 > line.room:
