@@ -261,7 +261,7 @@ def _launch(
             paged=metadata.block_table.shape[1] > 1,
             decode=decode,
             split=split,
-            precision=precision(options.target, query.element_size()),
+            precision="interpreted" if INTERPRETED else precision(options.target, query.element_size()),
         ),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,

@@ -80,6 +80,14 @@ def _key_range(query_len, seq_len, first_token, BLOCK_Q: tl.constexpr, WINDOW: t
 
 
 @triton.jit
+def _dot(a, b, acc, PRECISION: tl.constexpr):
+    """A product on the matrix units; the interpreter would multiply the bits of bfloat16, so there in float32."""
+    if PRECISION == "interpreted":
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), acc)
+    return tl.dot(a, b, acc, input_precision=PRECISION)
+
+
+@triton.jit
 def _attend_tile(
     acc,
     largest,
@@ -138,7 +146,7 @@ def _attend_tile(
     else:
         v = tl.load(value_at)
 
-    scores = tl.dot(query, dequantise(k, query.dtype, KIND), input_precision=PRECISION)
+    scores = _dot(query, dequantise(k, query.dtype, KIND), tl.zeros([query.shape[0], BLOCK_N], tl.float32), PRECISION)
     if KIND != PLAIN:
         scale_at = block * scale_block_stride + slot
         scores *= tl.load(key_scales + scale_at, written, 0.0).to(tl.float32)[None, :]
@@ -164,7 +172,7 @@ def _attend_tile(
     if KIND != PLAIN:
         weights *= tl.load(value_scales + scale_at, written, 0.0).to(tl.float32)[None, :]
     v = dequantise(v, query.dtype, KIND)
-    acc = tl.dot(weights.to(query.dtype), v, acc * fade[:, None], input_precision=PRECISION)
+    acc = _dot(weights.to(query.dtype), v, acc * fade[:, None], PRECISION)
     return acc, new_largest, total
 
 
