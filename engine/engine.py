@@ -238,7 +238,7 @@ class PagedEngine:
                         execute_ns=self.runner.last_execute_ns if batch else forward_ns,
                         sample_ns=self.runner.last_sample_ns if batch else 0,
                         update_ns=self._now() - executed_ns,
-                        batch=[BatchMember(s.request.request_id, int(s.phase), s[2], s[3]) for s in batch],
+                        batch=self._batch_members(output, failed=sampled is None),
                         ops=pool.take_ops(),
                         tokens=tokens,
                         finished=[Finish(r.request_id, r.finish_reason or "", r.error or "") for r in ended],
@@ -342,6 +342,14 @@ class PagedEngine:
             outputs.append((session, session.take_output()))
         self._generated_tokens += sum(len(output.token_ids) for _, output in outputs)
         return outputs
+
+    @staticmethod
+    def _batch_members(output: SchedulerOutput, *, failed: bool) -> list[BatchMember]:
+        """The batch as the trace tells it: of a failed forward, that they were in it and nothing was computed."""
+        return [
+            BatchMember(request.request_id, int(phase), start, 0 if failed else num_scheduled)
+            for request, phase, start, num_scheduled, _ in output.scheduled
+        ]
 
     def _counters(self) -> Counters:
         scheduler, pool = self.scheduler, self.scheduler.kv.pool

@@ -178,14 +178,14 @@ class BlockPool:
         Raises:
             BlockPoolError: a block comes twice, is free already, or does not exist. Nothing was released.
         """
-        blocks, head = self.blocks, self.free_queue.head
+        blocks, num_blocks, head = self.blocks, self.num_blocks, self.free_queue.head
         old_last = last = head.prev_free
         shared: list[KVCacheBlock] = []
         cached = 0
         wrong = ""
         for block_id in block_ids:
-            if not 0 <= block_id < self.num_blocks:
-                wrong = f"which does not exist: the pool has 0 to {self.num_blocks - 1}"
+            if not 0 <= block_id < num_blocks:
+                wrong = f"which does not exist: the pool has 0 to {num_blocks - 1}"
                 break
             block = blocks[block_id]
             refs = block.ref_cnt

@@ -236,7 +236,8 @@ class StepTrace(msgspec.Struct, frozen=True, tag="step", array_like=True):
         execute_ns: The forward.
         sample_ns: Choosing the tokens.
         update_ns: Bookkeeping after it, detokenising included.
-        batch: Who was in it; empty when only aborts or refusals happened.
+        batch: Who was in it; empty when only aborts or refusals happened. Of a forward that failed, each with
+            num_scheduled 0.
         ops: Block operations in order (`BlockOp` rows).
     """
 
