@@ -6,14 +6,19 @@ to run live. The fold itself (`PoolState.apply`) notes operations that contradic
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from engine.request import RequestStatus
 
 if TYPE_CHECKING:
     from engine.trace.state import PoolState, RequestState
+
+Entries = npt.NDArray[np.int64]
+"""The entries of all block tables, one after the other."""
 
 MAX_NAMED = 16
 """Violations of one kind that one check names; one is enough to look, a thousand hide it."""
@@ -79,28 +84,59 @@ def check(state: PoolState) -> list[Violation]:
     Time is proportional to the pool and the tables, all of it in numpy.
     """
     found = quick_check(state)
-    _check_references(state, found)
+    _check_tables(state, found)
     _check_partition(state, found)
     _check_free_queue(state, found)
     _check_hashed_full(state, found)
-    _check_requests(state, found)
     return found
 
 
-def _check_references(state: PoolState, found: list[Violation]) -> None:
-    """A block's references equal its occurrences in all block tables."""
-    entries = [block for request in state.requests.values() if request.table for block in request.table if block >= 0]
+def _check_tables(state: PoolState, found: list[Violation]) -> None:
+    """References equal occurrences; running requests' blocks hold their computed tokens; the others have none."""
+    holders = [request for request in state.requests.values() if request.table]
+    lengths = np.array([len(request.table) for request in holders], np.int64)
+    entries = np.fromiter(chain.from_iterable(request.table for request in holders), np.int64)
+    _check_references(state, entries, found)
+    _check_filled(state, holders, lengths, entries, found)
+    size = state.header.block_size
+    for request in state.requests.values():
+        if request.status is RequestStatus.RUNNING:
+            if request.num_computed > len(request.table) * size:
+                room = f"but places for {len(request.table) * size}"
+                message = f"request {request.request} has {request.num_computed} computed tokens, {room}"
+                found.append(Violation("filled", -1, state.step, message))
+        elif request.table:
+            block = next((block for block in request.table if block >= 0), -1)
+            who = f"request {request.request} is {request.status.name.lower()}"
+            message = f"{who}, but its table still has {len(request.table)} places"
+            found.append(Violation("tables", block, state.step, message))
+
+
+def _check_references(state: PoolState, entries: Entries, found: list[Violation]) -> None:
     n = state.header.num_blocks
-    occurrences = np.bincount(np.array(entries, dtype=np.int64), minlength=n)
+    occurrences = np.bincount(entries[entries >= 0], minlength=n)
     for block in np.flatnonzero(occurrences[:n] != state.refs)[:MAX_NAMED].tolist():
-        found.append(
-            Violation(
-                "references",
-                block,
-                state.step,
-                f"{int(state.refs[block])} references, but it is in {int(occurrences[block])} places of block tables",
-            )
+        message = f"{state.refs[block]} references, but it is in {occurrences[block]} places of block tables"
+        found.append(Violation("references", block, state.step, message))
+
+
+def _check_filled(
+    state: PoolState, holders: list[RequestState], lengths: Entries, entries: Entries, found: list[Violation]
+) -> None:
+    size = state.header.block_size
+    computed = np.array([request.num_computed for request in holders], np.int64)
+    running = np.array([request.status is RequestStatus.RUNNING for request in holders], np.bool_)
+    place = np.arange(len(entries)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    expected = np.clip(np.repeat(computed, lengths) - size * place, 0, size)
+    wrong = (entries >= 0) & np.repeat(running, lengths) & (state.filled[entries] != expected)
+    for at in np.flatnonzero(wrong)[:MAX_NAMED].tolist():
+        request = holders[int(np.searchsorted(np.cumsum(lengths), at, side="right"))]
+        block = int(entries[at])
+        message = (
+            f"{state.filled[block]} slots are filled, but request {request.request} with {request.num_computed} "
+            f"computed tokens needs {expected[at]} at place {place[at]}"
         )
+        found.append(Violation("filled", block, state.step, message))
 
 
 def _check_partition(state: PoolState, found: list[Violation]) -> None:
@@ -149,54 +185,5 @@ def _check_hashed_full(state: PoolState, found: list[Violation]) -> None:
                 block,
                 state.step,
                 f"its content can be found, but only {int(state.filled[block])} of {size} slots are filled",
-            )
-        )
-
-
-def _check_requests(state: PoolState, found: list[Violation]) -> None:
-    """Running requests' blocks hold exactly their computed tokens; all others hold no block."""
-    for request in state.requests.values():
-        if request.status == RequestStatus.RUNNING:
-            _check_filled(state, request, found)
-        elif request.table:
-            block = next((block for block in request.table if block >= 0), -1)
-            found.append(
-                Violation(
-                    "tables",
-                    block,
-                    state.step,
-                    f"request {request.request} is {request.status.name.lower()}, "
-                    f"but its table still has {len(request.table)} places",
-                )
-            )
-
-
-def _check_filled(state: PoolState, request: RequestState, found: list[Violation]) -> None:
-    size = state.header.block_size
-    computed = request.num_computed
-    table = request.table
-    if computed > len(table) * size:
-        found.append(
-            Violation(
-                "filled",
-                -1,
-                state.step,
-                f"request {request.request} has {computed} computed tokens, but places for {len(table) * size}",
-            )
-        )
-    if not table:
-        return
-    blocks = np.array(table, dtype=np.int64)
-    expected = np.clip(computed - size * np.arange(len(table)), 0, size)
-    wrong = (blocks >= 0) & (state.filled[blocks] != expected)
-    for place in np.flatnonzero(wrong)[:MAX_NAMED].tolist():
-        block = table[place]
-        found.append(
-            Violation(
-                "filled",
-                block,
-                state.step,
-                f"{int(state.filled[block])} slots are filled, but request {request.request} with {computed} computed "
-                f"tokens needs {int(expected[place])} at place {place}",
             )
         )

@@ -31,7 +31,7 @@ from engine.trace.recording import (
     VocabularyTable,
 )
 from engine.trace.segment import Segment, SegmentReader, Vocabulary
-from engine.trace.state import PoolState, RequestState
+from engine.trace.state import PoolState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -376,7 +376,8 @@ class Recording:
                     raise DamagedError(f"its keyframe of step {index} is one of step {keyframe.step}")
                 state = PoolState.from_keyframe(self.header, keyframe)
                 self._restore_text(state, {frame.request: frame.num_tokens for frame in keyframe.requests})
-                state.last_step = next(self.steps(index, index + 1))
+                if index == step:
+                    state.last_step = next(self.steps(index, index + 1))
             except (*_ERRORS, RecordingError, StopIteration):
                 continue  # A damaged keyframe costs time, not the step: the one before it serves as well.
             return state
@@ -387,54 +388,52 @@ class Recording:
         requests = state.requests
         if not requests:
             return
-        wanted = np.zeros(len(self._segments) + 1, np.int64)
-        for request in requests.values():
-            self._mark(wanted, request.arrival_step, request.arrival_step)
-            if request.first_token_step >= 0:
-                self._mark(wanted, request.first_token_step, request.last_token_step)
         numbers = np.array(sorted(requests), np.int64)
-        first_steps = np.array([requests[number].first_token_step for number in numbers.tolist()], np.int64)
+        arrived = np.array([requests[number].arrival_step for number in numbers.tolist()], np.int64)
+        first = np.array([requests[number].first_token_step for number in numbers.tolist()], np.int64)
+        last = np.array([requests[number].last_token_step for number in numbers.tolist()], np.int64)
         owners: list[Column] = []
         entries: list[Column] = []
-        for at in np.flatnonzero(np.cumsum(wanted[:-1])).tolist():
+        for at in self._segments_with(arrived, first, last):
             segment = self._segment(at)
             for arrival in segment.arrivals:
-                at_step = segment.first_step + arrival.offset
-                found = requests.get(arrival.request)
-                if found is not None and not found.token_ids and found.arrival_step == at_step:
-                    self._restore_prompt(found, segment.arrived(arrival, self._vocabulary))
+                request = requests.get(arrival.request)
+                if request is not None and request.arrival_step == segment.first_step + arrival.offset:
+                    prompt = segment.prompt(arrival)[: request.num_prompt_tokens]
+                    owners.append(np.full(len(prompt), arrival.request))
+                    entries.append(prompt)
             step, owner, entry = segment.token_columns(state.step + 1)
             place = np.minimum(np.searchsorted(numbers, owner), len(numbers) - 1)
-            ours = (numbers[place] == owner) & (step >= first_steps[place]) & (first_steps[place] >= 0)
+            ours = (numbers[place] == owner) & (step >= first[place]) & (first[place] >= 0)
             owners.append(owner[ours])
             entries.append(entry[ours])
-        owner, entry = np.concatenate(owners), np.concatenate(entries)
-        order = np.argsort(owner, kind="stable")
-        owner, entry = owner[order], entry[order]
-        starts = np.searchsorted(owner, numbers, side="left").tolist()
-        stops = np.searchsorted(owner, numbers, side="right").tolist()
-        for number, start, stop in zip(numbers.tolist(), starts, stops, strict=True):
+        all_owners = np.concatenate(owners)
+        order = np.argsort(all_owners, kind="stable")
+        ids, pieces = self._vocabulary.look_up(np.concatenate(entries)[order])
+        stops = np.searchsorted(all_owners[order], numbers, side="right").tolist()
+        start = 0
+        for number, stop in zip(numbers.tolist(), stops, strict=True):
             request = requests[number]
-            ids, pieces = self._vocabulary.look_up(entry[start:stop])
-            request.token_ids += ids
-            request.pieces += pieces
+            request.token_ids = ids[start:stop]
+            request.pieces = pieces[start:stop]
+            start = stop
             if len(request.token_ids) != num_tokens[number]:
                 raise ValueError(
                     f"request {number} has {len(request.token_ids)} tokens instead of {num_tokens[number]}"
                 )
             state._num_tokens += num_tokens[number]
 
-    def _restore_prompt(self, request: RequestState, arrived: RequestArrived) -> None:
-        if request.num_prompt_tokens == len(arrived.prompt_token_ids):
-            request.token_ids = arrived.prompt_token_ids
-            request.pieces = arrived.prompt_pieces
-
-    def _mark(self, wanted: Column, first: int, last: int) -> None:
-        if not 0 <= first <= last < self.num_steps:
-            raise ValueError(f"a keyframe names the steps {first} to {last} of {self.num_steps}")
-        segments = self._segments_of(first, last + 1)
-        wanted[segments.start] += 1
-        wanted[segments.stop] -= 1
+    def _segments_with(self, arrived: Column, first: Column, last: Column) -> list[int]:
+        """The segments in which requests arrived or, from their first token to their last, could have got tokens."""
+        started = first >= 0
+        starts = np.concatenate((arrived, first[started]))
+        stops = np.concatenate((arrived, last[started]))
+        if not bool(((starts >= 0) & (starts <= stops) & (stops < self.num_steps)).all()):
+            raise ValueError("a keyframe names steps that are not there")
+        change = np.zeros(len(self._segments) + 1, np.int64)
+        np.add.at(change, np.searchsorted(self._first_steps, starts, side="right") - 1, 1)
+        np.add.at(change, np.searchsorted(self._first_steps, stops, side="right"), -1)
+        return np.flatnonzero(np.cumsum(change[:-1])).tolist()
 
 
 def _one_line(error: Exception) -> str:

@@ -1,0 +1,112 @@
+"""One sentence for a decision of the scheduler, with the numbers that it was taken on.
+
+`short` fits a table cell next to the request's number; `long` stands alone. Neither raises for a decision from a
+recording that lacks numbers or has an unknown reason; such text is cut to a bounded length, and whoever draws it must
+make it safe to draw.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.trace.events import DecisionKind, Reason
+
+if TYPE_CHECKING:
+    from engine.trace.events import Decision
+
+_VERBS = {
+    DecisionKind.ADMITTED: "admitted",
+    DecisionKind.WAITS: "waits",
+    DecisionKind.PREEMPTED: "preempted",
+    DecisionKind.REFUSED: "refused",
+    DecisionKind.RESUMED: "resumed",
+    DecisionKind.FAILED: "failed",
+}
+
+_SHORT = {
+    Reason.FITS: "takes {needs:block} of {free} free",
+    Reason.NO_BLOCKS: "needs {needs:block}, {free} free",
+    Reason.SEQUENCE_CAP: "{running} of {limit} places taken",
+    Reason.TOKEN_BUDGET: "{scheduled} of {limit} tokens scheduled",
+    Reason.BEHIND: "behind #{ahead}",
+    Reason.GAVE_WAY: "gave {released:block} to #{to}, which needs {needs}",
+    Reason.GAVE_WAY_TO_ITSELF: "needs {needs:block}, {free} free, youngest itself",
+    Reason.NEVER_FITS: "needs {needs:block}, pool has {pool}",
+    Reason.TOO_LONG: "{tokens:token}, limit {limit}",
+    Reason.EMPTY_PROMPT: "empty prompt",
+    Reason.OUTGREW_POOL: "needs {needs:block}, pool has {pool}",
+    Reason.STEP_FAILED: "its step failed",
+}
+
+_LONG = {
+    Reason.FITS: "it takes {needs:new block} of the {free} free ones",
+    Reason.NO_BLOCKS: "its tokens need {needs:block}, but only {free} can be taken",
+    Reason.SEQUENCE_CAP: "{running:request} run already, and the limit is {limit} (max_num_seqs)",
+    Reason.TOKEN_BUDGET: (
+        "{scheduled:token} are scheduled in this step already, and the limit is {limit} (max_num_batched_tokens)"
+    ),
+    Reason.BEHIND: "first come, first served, and request {ahead} is ahead of it",
+    Reason.GAVE_WAY: (
+        "request {to} needed {needs:block} and {free} were free, so this one, the youngest, released its "
+        "{released:block}; its tokens are kept, their keys and values are computed again later"
+    ),
+    Reason.GAVE_WAY_TO_ITSELF: (
+        "it needed {needs:block}, {free} were free, and it is the youngest itself, so it released its "
+        "{released:block}; its tokens are kept, their keys and values are computed again later"
+    ),
+    Reason.NEVER_FITS: "its prompt and one new token need {needs:block}, and the whole pool has {pool}",
+    Reason.TOO_LONG: "its prompt has {tokens:token}, and the longest request is {limit} (max_model_len)",
+    Reason.EMPTY_PROMPT: "its prompt is empty",
+    Reason.OUTGREW_POOL: "alone in the pool it needs {needs:block}, and the whole pool has {pool}",
+    Reason.STEP_FAILED: "the step that it was in failed",
+}
+
+
+class _Number:
+    """A number in a template: `{needs}` is the number, `{needs:block}` counts blocks."""
+
+    def __init__(self, value: int | None) -> None:
+        self.value = value
+
+    def __format__(self, noun: str) -> str:
+        text = "?" if self.value is None else f"{self.value:,}"
+        if not noun:
+            return text
+        return f"{text} {noun}" if self.value == 1 else f"{text} {noun}s"
+
+
+class _Numbers(dict[str, _Number]):
+    def __missing__(self, name: str) -> _Number:
+        return _Number(None)
+
+
+def verb(kind: int) -> str:
+    """The word for a kind of decision."""
+    try:
+        return _VERBS[DecisionKind(kind)]
+    except ValueError:
+        return f"decision {kind}"
+
+
+def short(decision: Decision) -> str:
+    """Such as `waits: needs 6 blocks, 4 free`."""
+    return f"{verb(decision.kind)}: {_fill(_SHORT, decision)}"
+
+
+def long(decision: Decision) -> str:
+    """Such as `Request 12 waits: its tokens need 6 blocks, but only 4 can be taken.`."""
+    word = verb(decision.kind)
+    if decision.kind != DecisionKind.WAITS:
+        word = f"is {word}" if decision.kind != DecisionKind.FAILED else word
+    cached = decision.numbers.get("cached_tokens", 0)
+    prefix = f"; {_Number(cached):token} of it came from the prefix cache" if cached else ""
+    return f"Request {decision.request} {word}: {_fill(_LONG, decision)}{prefix}."
+
+
+def _fill(templates: dict[Reason, str], decision: Decision) -> str:
+    try:
+        template = templates[Reason(decision.reason)]
+    except ValueError:
+        told = ", ".join(f"{name} {value}" for name, value in list(decision.numbers.items())[:8])
+        return f"{decision.reason} {told}".strip()[:200]
+    return template.format_map(_Numbers({name: _Number(value) for name, value in decision.numbers.items()}))
