@@ -22,7 +22,7 @@ import platformdirs
 import torch
 
 from engine.attention import cpu_threads
-from engine.attention.cpu_params import MAX_ROWS, NUM_COUNTERS, PARAMS, WRITE_TOKENS, scratch_floats
+from engine.attention.cpu_params import ATTEND, ATTEND_AND_WRITE, MAX_ROWS, NUM_COUNTERS, PARAMS, WRITE, scratch_floats
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -115,22 +115,22 @@ class _Plan:
         compiled = _compiled(cache.dtype)
         self.metadata = metadata
         self.num_heads = num_heads
-        self.worker = compiled.address
+        self._worker = compiled.address
         group = num_heads // cache.num_kv_heads
         width = -(-cache.head_dim // compiled.lanes) * compiled.lanes
         self._seq, self._start, self._len, costs = _items(metadata, max(1, MAX_ROWS // group))
         num_items = len(self._seq)
         work = int(costs.sum()) * num_heads * cache.head_dim
-        self.num_threads = torch.get_num_threads() if work > _SERIAL_WORK else 1
+        self._num_threads = torch.get_num_threads() if work > _SERIAL_WORK else 1
         # All heads of a block lie side by side, so one thread takes them together unless others would have nothing.
-        together = num_items >= 4 * self.num_threads
+        together = num_items >= 4 * self._num_threads
         max_rows = group * int(self._len.max(initial=1))
         stride = -(-scratch_floats(max_rows, width) // 16) * 16
         self._counters = np.zeros(NUM_COUNTERS + 8, np.int64)
         aligned = -(-self._counters.ctypes.data // 64) * 64
-        self._scratch = np.empty(self.num_threads * stride, np.float32)
+        self._scratch = np.empty(self._num_threads * stride, np.float32)
         self.record: NDArray[Any] = np.zeros(1, PARAMS)
-        self.address = int(self.record.ctypes.data)
+        self._address = int(self.record.ctypes.data)
         self.item: Any = self.record[0]
         for name, value in {
             "counters": aligned,
@@ -144,7 +144,6 @@ class _Plan:
             "item_len": self._len.ctypes.data,
             "scratch": self._scratch.ctypes.data,
             "num_tokens": metadata.num_tokens,
-            "num_write_items": -(-metadata.num_tokens // WRITE_TOKENS),
             "num_items": num_items,
             "heads_per_item": cache.num_kv_heads if together else 1,
             "block_stride": cache.data.stride(0),
@@ -159,7 +158,16 @@ class _Plan:
         }.items():
             self.item[name] = value
         first = (aligned - self._counters.ctypes.data) // 8
-        self.counters = self._counters[first : first + NUM_COUNTERS]
+        self._shared = self._counters[first : first + NUM_COUNTERS]
+        most = int(np.bincount(self._seq).max(initial=0))
+        self._phases = (ATTEND_AND_WRITE,) if most <= 1 else (WRITE, ATTEND)
+
+    def run(self) -> None:
+        """Do what the record says, on all threads."""
+        for phase in self._phases:
+            self.item["phase"] = phase
+            self._shared.fill(0)
+            cpu_threads.run(self._worker, self._address, self._num_threads)
 
 
 class _State(threading.local):
@@ -216,8 +224,7 @@ def paged_attention(
     if sinks is not None:
         sinks = sinks.detach().to(torch.float32).contiguous()
         item["sinks"] = sinks.data_ptr()
-    plan.counters.fill(0)
-    cpu_threads.run(plan.worker, plan.address, plan.num_threads)
+    plan.run()
     return out if out_dtype == query.dtype else out.to(query.dtype)
 
 

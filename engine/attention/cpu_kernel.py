@@ -1,9 +1,9 @@
 """The compiled worker of the CPU attention: every thread of a call runs it and takes work until none is left.
 
-One call is one layer: first the new keys and values are written to their slots, then, once all are, each item is
-attended to. An item is a run of consecutive query rows of one sequence (one row when decoding), for some of the KV
-heads. The query heads that share a KV head are rows of the same small matrix, so that each key and value is read
-and converted once for all of them.
+One call is one layer. An item of work is a run of consecutive query rows of one sequence (one row when decoding), for
+some of the KV heads. Where every sequence is one item, the item writes its own new keys and values first; else all are
+written in a run before, so that no thread ever waits for another in here. The query heads that share a KV head are
+rows of the same small matrix, so that each key and value is read and converted once for all of them.
 
 Keys are walked in tiles of `TILE_KV` positions straight from the block table, softmax is kept online across tiles
 (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax"; Dao et al. 2022, "FlashAttention"). With few
@@ -21,7 +21,7 @@ import math
 import numpy as np
 from numba import carray, njit
 
-from engine.attention.cpu_params import CURSOR, GATHER, PARAMS, SLOT, TILE_KV, WRITE_CURSOR, WRITE_TOKENS, WRITTEN
+from engine.attention.cpu_params import ATTEND_AND_WRITE, CURSOR, GATHER, PARAMS, SLOT, TILE_KV, WRITE, WRITE_ROWS
 from engine.attention.cpu_vector import (
     LANES,
     TILE_CHUNKS,
@@ -34,7 +34,6 @@ from engine.attention.cpu_vector import (
     exp_row,
     fetch_add,
     fill,
-    load_shared,
     max_row,
     output_size,
     pointer_to,
@@ -233,18 +232,18 @@ def _attend(p, tag, table, first_row, first_pos, num_queries, head, scratch):
 
 
 @njit
-def _write(p, size, first, last):
-    """Put the keys and values of rows first to last - 1 into their slots."""
+def _write(p, size, first_row, last_row, first_head, last_head):
+    """Put keys and values of rows and KV heads into their slots; the ends are exclusive."""
     slots = carray(pointer_to(p.slot_mapping), p.num_tokens, np.int64)
     count = p.head_dim * size
-    for token in range(first, last):
-        slot = slots[token]
+    for row in range(first_row, last_row):
+        slot = slots[row]
         if slot < 0:
             continue
         at = (slot // p.block_size) * p.block_stride + p.layer_offset + (slot % p.block_size) * p.head_dim
-        for head in range(p.num_kv_heads):
-            key = token * p.key_token_stride + head * p.key_head_stride
-            value = token * p.value_token_stride + head * p.value_head_stride
+        for head in range(first_head, last_head):
+            key = row * p.key_token_stride + head * p.key_head_stride
+            value = row * p.value_token_stride + head * p.value_head_stride
             to = at + head * p.block_size * p.head_dim
             copy_bytes(p.cache + to * size, p.key + key * size, count)
             to += p.num_kv_heads * p.block_size * p.head_dim
@@ -252,22 +251,18 @@ def _write(p, size, first, last):
 
 
 @njit
-def _work(address, tag):
-    p = carray(pointer_to(address), 1, PARAMS)[0]
-    size = element_size(tag)
-    slot = fetch_add(p.counters + SLOT, 1)
-    scratch = p.scratch + slot * p.scratch_stride * 4
-
+def _write_pieces(p, size):
     while True:
-        piece = fetch_add(p.counters + WRITE_CURSOR, 1)
-        if piece >= p.num_write_items:
+        first = fetch_add(p.counters + CURSOR, 1) * WRITE_ROWS
+        if first >= p.num_tokens:
             break
-        first = piece * WRITE_TOKENS
-        _write(p, size, first, min(first + WRITE_TOKENS, p.num_tokens))
-        fetch_add(p.counters + WRITTEN, 1)
-    while load_shared(p.counters + WRITTEN) < p.num_write_items:
-        pass
+        _write(p, size, first, min(first + WRITE_ROWS, p.num_tokens), 0, p.num_kv_heads)
 
+
+@njit
+def _attend_items(p, tag):
+    size = element_size(tag)
+    scratch = p.scratch + fetch_add(p.counters + SLOT, 1) * p.scratch_stride * 4
     item_seq = carray(pointer_to(p.item_seq), p.num_items, np.int32)
     item_start = carray(pointer_to(p.item_start), p.num_items, np.int32)
     item_len = carray(pointer_to(p.item_len), p.num_items, np.int32)
@@ -278,14 +273,27 @@ def _work(address, tag):
             break
         item = ticket // head_groups
         seq = np.int64(item_seq[item])
-        first_head = (ticket % head_groups) * p.heads_per_item
         starts = carray(pointer_to(p.query_start_loc), seq + 2, np.int32)
         seq_len = np.int64(carray(pointer_to(p.seq_lens), seq + 1, np.int32)[seq])
         table = carray(pointer_to(p.block_table + seq * p.table_stride * 4), p.table_stride, np.int32)
         first_row = np.int64(item_start[item])
+        num_queries = np.int64(item_len[item])
         first_pos = seq_len - starts[seq + 1] + first_row
-        for head in range(first_head, first_head + p.heads_per_item):
-            _attend(p, tag, table, first_row, first_pos, np.int64(item_len[item]), head, scratch)
+        first_head = (ticket % head_groups) * p.heads_per_item
+        last_head = first_head + p.heads_per_item
+        if p.phase == ATTEND_AND_WRITE:
+            _write(p, size, first_row, first_row + num_queries, first_head, last_head)
+        for head in range(first_head, last_head):
+            _attend(p, tag, table, first_row, first_pos, num_queries, head, scratch)
+
+
+@njit
+def _work(address, tag):
+    p = carray(pointer_to(address), 1, PARAMS)[0]
+    if p.phase == WRITE:
+        _write_pieces(p, element_size(tag))
+    else:
+        _attend_items(p, tag)
 
 
 def worker_bfloat16(address):

@@ -13,14 +13,16 @@ GATHER = 64
 MAX_ROWS = 48
 """Rows (queries x heads of a group) of one item, unless one query alone has more."""
 
-WRITE_TOKENS = 16
-"""Tokens of one piece of cache writing."""
+WRITE_ROWS = 16
+"""Rows whose keys and values are written as one piece."""
 
-SLOT, WRITE_CURSOR, WRITTEN, CURSOR = (64 * i for i in range(4))
-"""Byte offsets of the shared counters, each on a cache line of its own: scratch slots handed out, next piece to write,
-pieces written, next item."""
+WRITE, ATTEND, ATTEND_AND_WRITE = range(3)
+"""Phases, what one run of the worker does."""
 
-NUM_COUNTERS = 4 * 8
+SLOT, CURSOR = 0, 64
+"""Byte offsets of the counters that threads share, each on a cache line of its own: scratch handed out, next item."""
+
+NUM_COUNTERS = 16
 
 _ADDRESSES = (
     "counters",
@@ -41,8 +43,8 @@ _ADDRESSES = (
 )
 
 _NUMBERS = (
+    "phase",
     "num_tokens",
-    "num_write_items",
     "num_items",
     "heads_per_item",
     "query_token_stride",

@@ -188,8 +188,8 @@ def dot_tile(typingctx, tag, rows, tokens, q, q_stride, k, k_stride, width, out,
 
 
 @intrinsic(prefer_literal=True)
-def weighted_tile(typingctx, tag, rows, chunks, weights, weights_stride, v, v_stride, num_tokens, acc, acc_stride):
-    """Weighted values: acc[r, :chunks * LANES] += sum over tokens of weights[r, t] * v[t], for `rows` rows.
+def weighted_tile(typingctx, tag, rows, chunks, w, w_stride, v, v_stride, num_tokens, acc, acc_stride):
+    """Weighted values: acc[r, :chunks * LANES] += sum over tokens of w[r, t] * v[t], for `rows` rows.
 
     rows and chunks are literals.
     """
@@ -207,12 +207,14 @@ def weighted_tile(typingctx, tag, rows, chunks, weights, weights_stride, v, v_st
         ]
         with _range(builder, n_, 1) as (token, _):
             row_start = builder.mul(token, vs_)
-            values = [_load(builder, tag, v_, builder.add(row_start, column)) for column in columns]
+            weights = []
             for r in range(num_rows):
                 cell = _pointer(builder, w_, _at(builder, r, ws_, token), 4, _F32)
-                weight = _splat(builder, builder.load(cell, align=4))
-                for c in range(num_chunks):
-                    builder.store(_fma(builder, weight, values[c], builder.load(sums[r][c])), sums[r][c])
+                weights.append(_splat(builder, builder.load(cell, align=4)))
+            for c, column in enumerate(columns):
+                value = _load(builder, tag, v_, builder.add(row_start, column))
+                for r in range(num_rows):
+                    builder.store(_fma(builder, weights[r], value, builder.load(sums[r][c])), sums[r][c])
         for r in range(num_rows):
             for c, column in enumerate(columns):
                 _store(builder, builder.load(sums[r][c]), acc_, _at(builder, r, as_, column))
@@ -424,16 +426,6 @@ def fetch_add(typingctx, address, amount):
         return builder.atomic_rmw("add", pointer, args[1], "acq_rel")
 
     return types.int64(types.int64, types.int64), codegen
-
-
-@intrinsic
-def load_shared(typingctx, address):
-    """An int64 that other threads change."""
-
-    def codegen(context, builder, signature, args):
-        return builder.load_atomic(builder.inttoptr(args[0], _I64.as_pointer()), "acquire", 8)
-
-    return types.int64(types.int64), codegen
 
 
 @intrinsic
