@@ -50,25 +50,26 @@ class FreePool(LinePanel):
         self.set_title("Free pool")
 
     def rows(self, view: View, width: int, height: int) -> Sequence[Hashable]:
-        """From top to bottom: levels, chart, events, axis, words; what there is no room for goes first from the end."""
+        """From top to bottom: levels, chart, events, axis, words; the chart is given up last."""
         state, header = view.state, view.state.header
-        levels = ("levels", state.used, state.cached, state.free)
         gutter = self._gutter(header.num_blocks, width)
         gathered = gather(view.history, width - gutter - 1, self._per_column)
-        if gathered is None:
-            return [levels, "", "No step yet: the pool's level is drawn from the first one on."][:height]
+        if gathered is None or self._waste is None:
+            nothing = ("levels", state.used, state.cached, state.free, None)
+            return [nothing, "", "No step yet: the pool's level is drawn from the first one on."]
         self._per_column_now = gathered.steps_per_column
-        words = [] if self._waste is None else [("waste", self._waste), ("bytes", self._waste)]
-        words = words[: 2 if height >= 7 else 1 if height >= 4 else 0]
-        axis = [("axis", gathered.first, gathered.stop, gathered.steps_per_column)] if height >= 5 else []
+        words: list[Hashable] = [("waste", self._waste), ("bytes", self._waste)]
+        words = words if height >= 9 else words[:1] if height >= 8 else []
+        axis: list[Hashable] = [("axis", gathered.first, gathered.stop, gathered.steps_per_column)]
+        axis = axis if height >= 4 else []
         events: list[Hashable] = []
-        if height >= 9:
+        if height >= 11:
             events = [
                 ("events", "preempted", gathered.preemptions.tobytes()),
                 ("events", "evicted", gathered.evictions.tobytes()),
             ]
         elif height >= 6:
-            events = [("events", "lost", (gathered.preemptions + gathered.evictions).tobytes())]
+            events = [("events", "pressure", (gathered.preemptions + gathered.evictions).tobytes())]
         rows = height - 1 - len(words) - len(axis) - len(events)
         chart: list[Hashable] = []
         if rows > 0:
@@ -76,6 +77,7 @@ class FreePool(LinePanel):
             for y in range(rows):
                 label = str(header.num_blocks) if y == 0 else "0" if y == rows - 1 else ""
                 chart.append(("chart", label, codes[y].tobytes()))
+        levels = ("levels", state.used, state.cached, state.free, None if words else self._waste)
         return [levels, *chart, *events, *axis, *words]
 
     @staticmethod
@@ -111,18 +113,31 @@ class FreePool(LinePanel):
         self.redraw()
 
 
-def _draw_levels(line: Line, view: View, used: int, cached: int, free: int) -> None:
+def _draw_levels(line: Line, view: View, used: int, cached: int, free: int, waste: Waste | None) -> None:
     palette, glyphs = view.palette, view.glyphs
     total = used + cached + free
-    parts = ((glyphs.levels[-1], "used", used, palette.accent), (glyphs.cached, "cached", cached, palette.cached))
-    line.gap()
-    for glyph, word, count, style in parts:
-        line.add(glyph, style).gap().add(word, palette.muted).gap().add(f"{count:,}", palette.strong).gap(2)
     low = total > 0 and cached + free <= total // 20
-    line.add("free", palette.muted).gap().add(f"{free:,}", palette.warning if low else palette.strong)
+    line.gap()
+    for glyph, word, count, style in (
+        (glyphs.levels[-1], "used", used, palette.accent),
+        (glyphs.cached, "cached", cached, palette.cached),
+        (" ", "free", free, palette.blank),
+    ):
+        if glyph != " ":
+            line.add(glyph, style).gap()
+        line.add(word, palette.muted).gap()
+        line.add(f"{count:,}", palette.warning if low and word == "free" else palette.strong).gap(2)
     if low and line.room > 12:
-        line.gap(2).add("nearly full", palette.warning)
-    line.right([(f"of {total:,} blocks ", palette.muted)])
+        line.add("nearly full", palette.warning).gap(2)
+    if waste is not None:
+        styles = {"": palette.muted, "strong": palette.strong}
+        for variant in waste_words(waste, view.state.header.block_size, glyphs):
+            pieces = [(text, styles[role]) for text, role in variant]
+            if sum(cells_of(text) for text, _ in pieces) + 1 < line.room:
+                line.right([*pieces, (" ", palette.blank)])
+                return
+    else:
+        line.right([(f"of {total:,} blocks ", palette.muted)])
 
 
 def _draw_chart(line: Line, view: View, gutter: int, label: str, codes: bytes) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.trace.explain import explain
 from rich.style import Style
 
 from engine.request import RequestStatus
+from engine.trace.explain import short, verb
 from kvtui.history import Mark
 from kvtui.safe_text import fit
 from kvtui.widgets.line import Line
@@ -190,7 +190,8 @@ def _draw_numbers(line: Line, request: RequestState, columns: Columns, text: Sty
 def _note(request: RequestState) -> str:
     """Why it waits or how it went wrong; empty for a request that runs or ended well."""
     if request.status in _WAITS:
-        return explain(request.waiting_for) if request.waiting_for is not None else "in the queue"
+        decision = request.waiting_for
+        return short(decision).removeprefix(f"{verb(decision.kind)}: ") if decision is not None else "in the queue"
     return request.message
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from textual.binding import Binding
 
 from engine.request import RequestStatus
+from kvtui.safe_text import clean
 from kvtui.view import RequestSelected
 from kvtui.widgets.line import Line
 from kvtui.widgets.line_panel import LinePanel
@@ -34,7 +35,7 @@ class RequestTable(LinePanel):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "select", "inspect", show=False, id="requests.select"),
-        Binding("t", "toggle_text", "table or text", show=False, id="requests.text"),
+        Binding("v", "toggle_text", "block table or text", show=False, id="requests.text"),
     ]
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:  # noqa: A002
@@ -239,6 +240,14 @@ class RequestTable(LinePanel):
 
 
 def _empty_state(view: View) -> list[Hashable]:
-    if view.source.live:
-        return ["", "No requests yet.", "Send some from another terminal:", "  kvtui inject --workload chat"]
-    return ["", "No requests at this step.", f"Go on with {view.glyphs.arrow_right} or space."]
+    if not view.source.live:
+        return ["", "No requests yet at this step.", f"Go on with {view.glyphs.arrow_right} or the space bar."]
+    if view.listen_url:
+        url = clean(view.listen_url, ascii_only=view.glyphs.ascii, limit=100)
+        return [
+            "",
+            "No requests yet.",
+            "Send some from another terminal:",
+            f"  kvtui inject --url {url} --workload chat",
+        ]
+    return ["", "No requests yet.", "Start with some:", "  kvtui run --workload chat"]
