@@ -210,7 +210,7 @@ class KvtuiApp(App[None]):
 
     def tick(self) -> None:
         """One turn of the timer: take in what is due, and draw where something changed and the time has come."""
-        if not self.main.is_mounted or not self._pace.due() or pending_writes(self._driver):
+        if not self.screen_stack or not self.main.is_mounted or not self._pace.due() or pending_writes(self._driver):
             return
         source = self.source
         steps = source.poll()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from textual.filter import LineFilter
-from textual.theme import Theme
+from textual.theme import BUILTIN_THEMES, Theme
 
 if TYPE_CHECKING:
     from rich.segment import Segment
@@ -25,7 +25,8 @@ def _css(color: str) -> str:
 
 def variables_of(palette: Palette) -> dict[str, str]:
     """The CSS variables that our style sheet uses beyond Textual's own."""
-    variables = {name: _css(palette.colors[role]) for name, role in _VARIABLES.items()}
+    variables = dict(BUILTIN_THEMES["ansi-dark"].variables) if palette.ansi else {}
+    variables.update({name: _css(palette.colors[role]) for name, role in _VARIABLES.items()})
     variables.update(
         {
             "scrollbar": variables["kv-border"],

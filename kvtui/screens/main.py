@@ -50,6 +50,7 @@ class MainScreen(Screen[None]):
     The first `update` draws everything; panels out of sight are left alone until they are shown.
     """
 
+    SCOPED_CSS = False
     DEFAULT_CSS = """
     MainScreen { layout: vertical; background: $background; }
     #body { layout: horizontal; height: 1fr; }
@@ -62,28 +63,26 @@ class MainScreen(Screen[None]):
     #log { height: 9; }
     #too-small { display: none; width: 100%; height: 100%; content-align: center middle; text-align: center; }
 
-    #blocks-frame, #inspector, #pool, #requests, #batch, #log {
+    .framed {
         border: round $kv-border;
-        border-title-color: $foreground; border-subtitle-color: $kv-muted; border-title-background: $background;
+        border-title-color: $foreground; border-title-background: $background;
     }
-    #blocks-frame:focus-within, #inspector:focus, #pool:focus, #requests:focus, #batch:focus, #log:focus {
-        border: round $kv-focus;
-    }
-    .-ascii #blocks-frame, .-ascii #inspector, .-ascii #pool, .-ascii #requests, .-ascii #batch, .-ascii #log {
-        border: ascii $kv-border;
-    }
-    .-ascii #blocks-frame:focus-within, .-ascii #inspector:focus, .-ascii #pool:focus, .-ascii #requests:focus,
-    .-ascii #batch:focus, .-ascii #log:focus { border: ascii $kv-focus; }
+    .framed:focus, .framed:focus-within { border: round $kv-focus; }
+    MainScreen.-ascii .framed { border: ascii $kv-border; }
+    MainScreen.-ascii .framed:focus, MainScreen.-ascii .framed:focus-within { border: ascii $kv-focus; }
 
     #tabs { display: none; }
-    .-narrow #tabs { display: block; }
-    .-narrow #body { layout: vertical; }
-    .-narrow #left, .-narrow #right { width: 100%; }
-    .-narrow #pool, .-narrow #requests, .-narrow #batch, .-narrow #log { height: 1fr; }
-    .-narrow #inspector { height: 1fr; }
-    .-narrow.-blocks-tab #inspector { height: 7; }
-    .-tiny #body, .-tiny #header, .-tiny #footer, .-tiny #tabs, .-tiny #transport { display: none; }
-    .-tiny #too-small { display: block; }
+    MainScreen.-narrow {
+        #tabs { display: block; }
+        #body { layout: vertical; }
+        #left, #right { width: 100%; }
+        #pool, #requests, #batch, #log, #inspector { height: 1fr; }
+    }
+    MainScreen.-narrow.-blocks-tab #inspector { height: 38%; min-height: 5; }
+    MainScreen.-tiny {
+        #body, #header, #footer, #tabs, #transport { display: none; }
+        #too-small { display: block; }
+    }
     """
 
     def __init__(self) -> None:
@@ -93,7 +92,7 @@ class MainScreen(Screen[None]):
         self.grid = BlockGrid()
         self.legend = Legend()
         self.inspector = Inspector()
-        self.log_panel = LogPanel(id="log")
+        self.log_panel = LogPanel(id="log", classes="framed")
         self.transport = Transport(id="transport")
         self.tab = 0
         self.wide = True
@@ -109,14 +108,14 @@ class MainScreen(Screen[None]):
         yield self.tabs
         with Container(id="body"):
             with Vertical(id="left"):
-                with Vertical(id="blocks-frame"):
+                with Vertical(id="blocks-frame", classes="framed"):
                     yield self.grid
                     yield self.legend
                 yield self.inspector
-                yield FreePool(id="pool")
+                yield FreePool(id="pool", classes="framed")
             with Vertical(id="right"):
-                yield RequestTable(id="requests")
-                yield BatchTimeline(id="batch")
+                yield RequestTable(id="requests", classes="framed")
+                yield BatchTimeline(id="batch", classes="framed")
                 yield self.log_panel
         yield self.transport
         yield FooterBar()

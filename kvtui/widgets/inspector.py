@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.trace.explain import explain
+from engine.trace import explain
 from textual.binding import Binding
 
 from engine.request import RequestStatus
@@ -53,7 +53,7 @@ class Inspector(LinePanel):
     ]
 
     def __init__(self) -> None:
-        super().__init__(id="inspector")
+        super().__init__(id="inspector", classes="framed")
         self.followed: int | None = None
         self._ended_at: float | None = None
         self._back = 0
