@@ -13,8 +13,9 @@ import msgspec
 import numpy as np
 
 from engine.request import RequestStatus
-from engine.trace.events import Counters, Decision, Header  # noqa: TC001 (msgspec reads the annotations)
+from engine.trace.events import Counters, Decision, Header, Op
 from engine.trace.invariants import Violation  # noqa: TC001
+from engine.trace.segment import encodable
 from engine.trace.state import (
     ARRAYS,
     MAX_FINISHED,
@@ -80,9 +81,6 @@ class Keyframe(msgspec.Struct, frozen=True, tag="keyframe"):
     holders: dict[int, list[Holder]]
     finished: list[int]
     counters: Counters
-    used: int
-    cached: int
-    free: int
     next_order: int
     violations: list[Violation]
     num_violations: int
@@ -101,9 +99,6 @@ def to_keyframe(state: PoolState) -> Keyframe:
         holders={block: [Holder(*holder) for holder in holders] for block, holders in state._holders.items()},
         finished=list(state._finished),
         counters=state.counters,
-        used=state.used,
-        cached=state.cached,
-        free=state.free,
         next_order=state._next_order,
         violations=state.violations.copy(),
         num_violations=state.num_violations,
@@ -115,6 +110,8 @@ _FRAME_FIELDS = [name for name in RequestFrame.__struct_fields__ if name not in 
 
 def _to_frame(request: RequestState) -> RequestFrame:
     scalars: dict[str, Any] = {name: getattr(request, name) for name in _FRAME_FIELDS}
+    for name in ("name", "finish_reason", "message"):
+        scalars[name] = encodable(scalars[name])
     return RequestFrame(
         **scalars, status=int(request.status), table=request.table.copy(), num_tokens=len(request.token_ids)
     )
@@ -136,6 +133,20 @@ def from_keyframe(header: Header, keyframe: Keyframe) -> PoolState:
         if len(data) != array.nbytes:
             raise ValueError(f"the array {name} has {len(data)} bytes instead of {array.nbytes}")
         array[:] = np.frombuffer(data, np.dtype(dtype).newbyteorder("<"))
+    for name, low, high in (
+        ("owner", -1, _INT32_MAX),
+        ("logical", -1, _INT32_MAX),
+        ("refs", 0, _INT32_MAX),
+        ("filled", 0, header.block_size),
+        ("last_owner", -1, _INT32_MAX),
+        ("last_op", -1, max(Op)),
+        ("touched", -1, keyframe.step),
+        ("free_order", 0, keyframe.next_order - 1),
+        ("cpu_filled", 0, header.block_size),
+    ):
+        values = getattr(state, name)
+        if len(values) and not low <= int(values.min()) <= int(values.max()) <= high:
+            raise ValueError(f"the array {name} has values from {values.min()} to {values.max()}")
     if len(keyframe.requests) > MAX_REQUESTS or len(keyframe.finished) > MAX_FINISHED:
         raise ValueError(f"{len(keyframe.requests)} requests are too many")
     for frame in keyframe.requests:
@@ -151,7 +162,9 @@ def from_keyframe(header: Header, keyframe: Keyframe) -> PoolState:
     }
     state._finished.extend(keyframe.finished)
     state.counters = keyframe.counters
-    state.used, state.cached, state.free = keyframe.used, keyframe.cached, keyframe.free
+    state.used = int(np.count_nonzero(state.refs))
+    state.cached = int(np.count_nonzero((state.refs == 0) & (state.key != 0)))
+    state.free = n - state.used - state.cached
     if not 0 <= keyframe.next_order < 2**62:
         raise ValueError(f"free_order goes on at {keyframe.next_order}")
     state._next_order = keyframe.next_order
@@ -169,6 +182,7 @@ def _from_frame(frame: RequestFrame, num_blocks: int) -> RequestState:
     return RequestState(**scalars, status=RequestStatus(frame.status), table=frame.table.copy())
 
 
+_INT32_MAX = 2**31 - 1
 _REQUEST_FIELDS = [field.name for field in fields(RequestState)]
 
 

@@ -21,7 +21,7 @@ from mcap.writer import CompressionType, IndexType, Writer
 from engine.trace.columns import column, differences, pack
 from engine.trace.events import Header, RequestArrived, StepTrace, TraceMessage
 from engine.trace.keyframe import Keyframe
-from engine.trace.segment import MAX_ROWS, Segment, VocabularyWriter, encode
+from engine.trace.segment import MAX_ROWS, Segment, VocabularyWriter, encodable, encode
 from engine.trace.state import PoolState
 
 if TYPE_CHECKING:
@@ -94,7 +94,9 @@ class RecordingWriter:
 
     def __init__(self, path: str | Path, header: Header) -> None:
         self.path = Path(path)
-        self.header = header
+        self.header = msgspec.structs.replace(
+            header, title=encodable(header.title), description=encodable(header.description)
+        )
         self.error: RecordingError | None = None
         try:
             self._file = self.path.open("wb")

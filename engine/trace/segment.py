@@ -98,6 +98,11 @@ class Segment(msgspec.Struct, frozen=True, tag="segment"):
     vocabulary_texts: list[str]
 
 
+def encodable(text: str) -> str:
+    """The text with a question mark for what UTF-8 cannot hold: lone surrogates, which files and JSON can bring in."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
 class VocabularyWriter:
     """Numbers (token id, text) pairs in the order in which they first occur."""
 
@@ -113,7 +118,7 @@ class VocabularyWriter:
         if entry is None:
             entry = self.entries[pair] = len(self.ids)
             self.ids.append(token_id)
-            self.texts.append(text)
+            self.texts.append(encodable(text))
         return entry
 
 
@@ -170,7 +175,7 @@ def encode(first_step: int, messages: Sequence[RequestArrived | StepTrace], voca
             Arrival(
                 offset=len(steps),
                 request=message.request,
-                name=message.name,
+                name=encodable(message.name),
                 time_ns=message.time_ns,
                 max_tokens=message.max_tokens,
                 temperature=message.temperature,
@@ -196,7 +201,11 @@ def encode(first_step: int, messages: Sequence[RequestArrived | StepTrace], voca
             pack(column(token.request for step in steps for token in step.tokens)),
             pack(column(entry(token_id, text) for step in steps for _, token_id, text in step.tokens)),
         ],
-        finished=[(at, finish) for at, step in enumerate(steps) for finish in step.finished],
+        finished=[
+            (at, Finish(number, encodable(reason), encodable(why)))
+            for at, step in enumerate(steps)
+            for number, reason, why in step.finished
+        ],
         decisions=[(at, decision) for at, step in enumerate(steps) for decision in step.decisions],
         arrivals=arrivals,
         vocabulary_start=vocabulary_start,

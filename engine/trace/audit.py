@@ -1,0 +1,147 @@
+"""A recording gone through from end to end: what it counts, and whether its states hold together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from engine.request import FinishReason
+from engine.trace.events import DecisionKind, Op, StepTrace
+from engine.trace.explain import verb
+from engine.trace.invariants import Violation, check, quick_check
+from engine.trace.recording import RecordingError
+from engine.trace.state import PoolState
+
+if TYPE_CHECKING:
+    from engine.trace.reader import Recording
+
+MAX_VIOLATIONS = 64
+"""Violations that are named, the earliest."""
+_BLOCKS_PER_CHECK = 2048
+"""A pool of so many blocks is checked after every step, one twice as large after every second, and so on."""
+
+
+class _Known(dict[Any, str]):
+    """Names of what is known, and one name for everything else, of which a made-up file may have any number."""
+
+    def __missing__(self, key: Any) -> str:
+        return "unknown"
+
+
+_OP_NAMES = _Known({int(op): op.name.lower() for op in Op})
+_VERBS = _Known({int(kind): verb(kind) for kind in DecisionKind})
+_REASONS = _Known({str(reason): str(reason) for reason in FinishReason})
+
+
+@dataclass(slots=True)
+class Audit:
+    """What was found.
+
+    Attributes:
+        num_steps: Steps gone through.
+        finished: Requests that ended, by reason.
+        computed_tokens: Tokens that went through the model, prefills included.
+        ops: Block operations by name.
+        decisions: Decisions by their verb.
+        peak_used: Most blocks in use after a step.
+        check_interval: All invariants were checked after every so many steps, and after the last.
+        violations: The earliest broken invariants.
+        num_violations: How many were found.
+        damage: Why the rest could not be read; empty where all could.
+    """
+
+    num_steps: int = 0
+    num_requests: int = 0
+    finished: Counter[str] = field(default_factory=Counter)
+    duration_ns: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    computed_tokens: int = 0
+    prefix_queried_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    preemptions: int = 0
+    ops: Counter[str] = field(default_factory=Counter)
+    decisions: Counter[str] = field(default_factory=Counter)
+    peak_used: int = 0
+    peak_running: int = 0
+    peak_waiting: int = 0
+    check_interval: int = 1
+    violations: list[Violation] = field(default_factory=list)
+    num_violations: int = 0
+    damage: str = ""
+
+    @property
+    def evictions(self) -> int:
+        """Cached blocks whose content was lost to reuse."""
+        return self.ops[Op.EVICT.name.lower()]
+
+    @property
+    def prefix_hit_rate(self) -> float:
+        """Share of the admitted prompts' tokens that the prefix cache had; 0 where it was never asked."""
+        return self.prefix_hit_tokens / self.prefix_queried_tokens if self.prefix_queried_tokens else 0.0
+
+
+def audit(recording: Recording) -> Audit:
+    """Fold the whole recording, checking as it goes. Time is proportional to the steps."""
+    found = Audit(check_interval=max(1, recording.header.num_blocks // _BLOCKS_PER_CHECK))
+    state = PoolState(recording.header)
+    last_good = -1
+    try:
+        for message in recording.messages():
+            state.apply(message)
+            if not isinstance(message, StepTrace):
+                found.num_requests += 1
+                found.prompt_tokens += len(message.prompt_token_ids)
+                continue
+            _count(found, message, state)
+            found.ops.update(map(_OP_NAMES.__getitem__, (op[0] for op in message.ops)))
+            found.decisions.update(map(_VERBS.__getitem__, (decision.kind for decision in message.decisions)))
+            if state.step % found.check_interval == 0 or state.step == recording.num_steps - 1:
+                broken = check(state)
+                if broken and last_good < state.step - 1 and not found.violations:
+                    broken = _first_broken(recording, last_good, state.step) or broken
+                elif not broken:
+                    last_good = state.step
+            else:
+                broken = quick_check(state)
+            _note(found, broken)
+    except RecordingError as error:
+        found.damage = str(error)
+    found.num_violations += state.num_violations
+    # Operations that contradicted the state come first within their step: what they broke follows from them.
+    found.violations = sorted([*state.violations, *found.violations], key=lambda v: v.step)[:MAX_VIOLATIONS]
+    return found
+
+
+def _count(found: Audit, step: StepTrace, state: PoolState) -> None:
+    found.num_steps += 1
+    found.duration_ns = step.start_ns + step.schedule_ns + step.execute_ns + step.sample_ns + step.update_ns
+    found.generated_tokens += len(step.tokens)
+    found.computed_tokens += sum(member[3] for member in step.batch)
+    found.preemptions += sum(decision.kind == DecisionKind.PREEMPTED for decision in step.decisions)
+    for finish in step.finished:
+        found.finished[_REASONS[finish.reason]] += 1
+    found.peak_used = max(found.peak_used, state.used)
+    found.peak_running = max(found.peak_running, step.counters.running)
+    found.peak_waiting = max(found.peak_waiting, step.counters.waiting)
+    found.prefix_queried_tokens = step.counters.prefix_queried_tokens
+    found.prefix_hit_tokens = step.counters.prefix_hit_tokens
+
+
+def _note(found: Audit, broken: list[Violation]) -> None:
+    found.num_violations += len(broken)
+    room = MAX_VIOLATIONS - len(found.violations)
+    found.violations.extend(broken[:room])
+
+
+def _first_broken(recording: Recording, good: int, bad: int) -> list[Violation]:
+    """What is broken after the first bad step between a good one and a bad one, both checked."""
+    state = recording.state_at(good)
+    for message in recording.messages(good + 1, bad + 1):
+        state.apply(message)
+        if isinstance(message, StepTrace):
+            broken = check(state)
+            if broken:
+                return broken
+    return []

@@ -1,0 +1,162 @@
+"""`kvtui inspect`: what is in a recording, and whether its states hold together."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvtui.cli.errors import FAILED, UsageError
+
+if TYPE_CHECKING:
+    from engine.trace.audit import Audit
+    from engine.trace.reader import Recording
+
+NAMED_VIOLATIONS = 5
+"""Broken invariants that the report for people names."""
+
+
+def inspect_command(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A recording (.mcap), or the name of a packaged one.")],
+    step: Annotated[
+        int | None,
+        typer.Option("--step", metavar="N", help="Show the state after this step; -1 is the last.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Report on a recording: its header, its counts, and whether the invariants hold after every step.
+
+    With --step N, the state at that step: requests with their block tables, and the pool block by block.
+    Exits 1 where an invariant is broken, naming the first one with its block and step.
+
+    Example: kvtui inspect demo.mcap --step 120
+    """
+    from engine.trace.reader import Recording
+    from kvtui.cli.recordings import find_recording
+
+    with Recording.open(find_recording(file)) as recording:
+        if step is not None:
+            _inspect_step(recording, step, as_json)
+            return
+        from engine.trace.audit import audit
+
+        found = audit(recording)
+        if as_json:
+            print(json.dumps(_audit_json(recording, found), indent=2))
+        else:
+            print("\n".join(_audit_lines(recording, found)))
+        if found.num_violations or found.damage:
+            raise typer.Exit(FAILED)
+
+
+def _inspect_step(recording: Recording, step: int, as_json: bool) -> None:
+    from kvtui.cli.inspect_state import state_json, state_lines
+    from kvtui.glyphs import ASCII, UNICODE
+
+    if not recording.num_steps:
+        raise UsageError(f"{recording.path} has no steps yet: leave --step out")
+    index = step + recording.num_steps if step < 0 else step
+    if not 0 <= index < recording.num_steps:
+        raise UsageError(f"step {step} is not in {recording.path}: it has steps 0 to {recording.num_steps - 1}")
+    state = recording.state_at(index)
+    if as_json:
+        print(json.dumps(state_json(state), indent=2))
+        return
+    glyphs = UNICODE if "utf" in (sys.stdout.encoding or "").lower() else ASCII
+    print("\n".join(state_lines(state, glyphs)))
+
+
+def _audit_json(recording: Recording, found: Audit) -> dict[str, Any]:
+    import msgspec
+
+    return {
+        "path": str(recording.path),
+        "size_bytes": recording.size,
+        "complete": recording.complete,
+        "header": msgspec.to_builtins(recording.header),
+        "counts": {
+            "steps": found.num_steps,
+            "requests": found.num_requests,
+            "duration_s": round(found.duration_ns / 1e9, 6),
+            "prompt_tokens": found.prompt_tokens,
+            "generated_tokens": found.generated_tokens,
+            "computed_tokens": found.computed_tokens,
+            "prefix_queried_tokens": found.prefix_queried_tokens,
+            "prefix_hit_tokens": found.prefix_hit_tokens,
+            "prefix_hit_rate": round(found.prefix_hit_rate, 4),
+            "preemptions": found.preemptions,
+            "evictions": found.evictions,
+            "peak_used_blocks": found.peak_used,
+            "peak_running": found.peak_running,
+            "peak_waiting": found.peak_waiting,
+            "finished": dict(found.finished),
+            "ops": dict(found.ops),
+            "decisions": dict(found.decisions),
+        },
+        "invariants": {
+            "hold": not found.num_violations,
+            "check_interval": found.check_interval,
+            "broken": found.num_violations,
+            "violations": [violation._asdict() for violation in found.violations],
+        },
+        "damage": found.damage or None,
+    }
+
+
+def _audit_lines(recording: Recording, found: Audit) -> list[str]:
+    from kvtui.safe_text import clean
+
+    header, model = recording.header, recording.header.model
+    seconds = found.duration_ns / 1e9
+    per_second = f", {found.generated_tokens / seconds:,.1f} new tokens/s" if seconds > 0 else ""
+    limits = f"{header.max_num_seqs} sequences, {header.max_num_batched_tokens:,} tokens a step"
+    chunk = f", prefill chunks of {header.max_prefill_chunk:,}" if header.max_prefill_chunk else ""
+    rows = [
+        ("recording", f"{clean(str(recording.path))}, {recording.size / 1024:,.0f} KiB"),
+        ("title", clean(header.title) or "(none)"),
+        ("", clean(header.description)),
+        ("made by", f"{header.source}, {header.provenance}, schema {header.schema_version}"),
+        (
+            "model",
+            f"{clean(model.name)} on {clean(model.device)}, {clean(model.dtype)}, attention {clean(model.attention)}",
+        ),
+        ("pool", f"{header.num_blocks:,} blocks of {header.block_size} tokens, {_kib(recording)} KiB each"),
+        ("", f"prefix caching {'on' if header.prefix_caching else 'off'}, preemption by {clean(header.preemption)}"),
+        ("limits", f"{limits}{chunk}, {header.max_model_len:,} tokens a request"),
+        ("steps", f"{found.num_steps:,} in {seconds:,.1f} s{'' if recording.complete else ', not closed properly'}"),
+        ("requests", f"{found.num_requests:,}{_counted(found.finished, ': ')}"),
+        ("tokens", f"{found.prompt_tokens:,} of prompts, {found.generated_tokens:,} generated{per_second}"),
+        ("", f"{found.computed_tokens:,} computed, {found.prefix_hit_tokens:,} found in the prefix cache"),
+        ("prefix hits", f"{found.prefix_hit_rate:.1%} of {found.prefix_queried_tokens:,} prompt tokens asked for"),
+        ("peaks", f"{found.peak_used:,} blocks used, {found.peak_running:,} running, {found.peak_waiting:,} waiting"),
+        ("preemptions", f"{found.preemptions:,}"),
+        ("evictions", f"{found.evictions:,}"),
+        ("operations", _counted(found.ops) or "none"),
+        ("decisions", _counted(found.decisions) or "none"),
+        ("invariants", _verdict(found)),
+    ]
+    lines = [f"{name:12} {value}" for name, value in rows if value]
+    lines += [f"{'':12} {clean(str(violation))}" for violation in found.violations[:NAMED_VIOLATIONS]]
+    if found.damage:
+        lines.append(f"{'damage':12} {clean(found.damage)}")
+    return lines
+
+
+def _kib(recording: Recording) -> str:
+    header = recording.header
+    return f"{header.block_size * header.model.kv_bytes_per_token / 1024:,.0f}"
+
+
+def _counted(counts: dict[str, int], before: str = "") -> str:
+    text = ", ".join(f"{number:,} {name}" for name, number in sorted(counts.items(), key=lambda item: -item[1]))
+    return before + text if text else ""
+
+
+def _verdict(found: Audit) -> str:
+    if not found.num_violations:
+        if found.check_interval == 1:
+            return "all hold after every step"
+        return f"all hold (checked after every {found.check_interval} steps and the last)"
+    return f"BROKEN, {found.num_violations:,} times; the first:"
