@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Silence progress bars, advice and warnings of transformers and the hub; errors still come as exceptions."""
-    # Read when huggingface_hub is first imported.
+    # Read when huggingface_hub and tqdm are first imported; the conversion of a GGUF file has no other switch.
+    os.environ.setdefault("TQDM_DISABLE", "1")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     # Otherwise a fork after the first use of a tokenizer prints a warning.
