@@ -43,6 +43,7 @@ _MOST_BYTES = 64 * 1024
 _HEX = re.compile(r"#[0-9a-fA-F]{6}")
 _ANSI = re.compile(r"default|(bright_)?(black|red|green|yellow|blue|magenta|cyan|white)")
 _DIM_FRACTION = 0.72
+_LIT_FRACTION = 0.6
 
 
 class ThemeError(ValueError):
@@ -141,12 +142,14 @@ class Palette:
         """Add this to a style to draw it selected: `style + palette.selection`."""
         return Style(reverse=True) if self.mono else Style(bgcolor=self._color("selection"))
 
-    @cached_property
-    def flash(self) -> Style:
-        """Add this to a style to light it up for a moment: what just changed."""
+    def lit(self, style: Style) -> Style:
+        """A style lit up for a moment, for what just changed: its hue moved towards the text's, on a lit ground."""
         if self.mono or self.ansi:
-            return Style(reverse=True)
-        return Style(color=self._color("text"), bgcolor=self._color("selection"), bold=True)
+            return style + Style(reverse=True)
+        text, color = self._color("text").triplet, style.color.triplet if style.color is not None else None
+        assert text is not None
+        lit = Color.from_triplet(_blend(color, text, _LIT_FRACTION) if color is not None else text)
+        return style + Style(color=lit, bgcolor=self._color("selection"), bold=True)
 
     def badge(self, style: Style) -> Style:
         """A style turned inside out, to write a number on a filled cell."""
@@ -158,13 +161,6 @@ class Palette:
                 turned = Style(color=self._color("background"), bgcolor=style.color, bold=True)
             badge = self._cache[key] = style + turned
         return badge
-
-    @cached_property
-    def lit_badge(self) -> Style:
-        """A badge that just changed."""
-        if self.mono or self.ansi:
-            return Style(reverse=True, bold=True)
-        return Style(color=self._color("background"), bgcolor=self._color("text"), bold=True)
 
     @cached_property
     def cursor(self) -> Style:
@@ -198,13 +194,14 @@ class Palette:
             return Style(color=color, bgcolor=background)
         if color.triplet is None or background.triplet is None:
             return Style(color=Color.parse("bright_black"), bgcolor=background)
-        return Style(color=Color.from_triplet(_blend(color.triplet, background.triplet)), bgcolor=background)
+        return Style(
+            color=Color.from_triplet(_blend(color.triplet, background.triplet, _DIM_FRACTION)), bgcolor=background
+        )
 
 
-def _blend(color: ColorTriplet, background: ColorTriplet) -> ColorTriplet:
-    """A colour moved towards the background, so that it steps back."""
-    pairs = zip(color, background, strict=True)
-    return ColorTriplet(*(round(c + (b - c) * _DIM_FRACTION) for c, b in pairs))
+def _blend(color: ColorTriplet, towards: ColorTriplet, fraction: float) -> ColorTriplet:
+    """A colour moved towards another one by a part of the way."""
+    return ColorTriplet(*(round(c + (t - c) * fraction) for c, t in zip(color, towards, strict=True)))
 
 
 def contrast(first: str, second: str) -> float:

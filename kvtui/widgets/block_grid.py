@@ -244,9 +244,11 @@ class BlockGrid(Panel):
                 text = self._level(glyph - bc.LEVEL)
             else:
                 text = " " if second else glyphs.many if glyph == bc.MANY else str(glyph - bc.SHARED + 2)
-                style = palette.badge(style)
-        if code & bc.FLASH and not code & bc.DIMMED:
-            style = palette.lit_badge if bc.SHARED <= glyph <= bc.MANY else style + palette.flash
+        lit = code & bc.FLASH and not code & bc.DIMMED
+        if lit:
+            style = palette.lit(style)
+        if bc.SHARED <= glyph <= bc.MANY and not (lit and palette.mono):
+            style = palette.badge(style)
         if code & bc.CURSOR:
             text, style = (glyphs.marked if bc.LEVEL <= glyph < bc.SHARED else text), palette.cursor
         return Segment(text * run, style)

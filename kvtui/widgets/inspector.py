@@ -8,10 +8,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.trace import explain
 from textual.binding import Binding
 
 from engine.request import RequestStatus
+from engine.trace import explain
 from kvtui.safe_text import clean, fit, wrap
 from kvtui.widgets.line import Line
 from kvtui.widgets.line_panel import LinePanel

@@ -57,7 +57,7 @@ class Legend(LinePanel, can_focus=False):
             line.add(word, palette.muted).gap().add(f"{count:,}", palette.text).gap(2)
         for glyph, style, word in (
             (glyphs.evicted, palette.warning, "evicted"),
-            (glyphs.free, palette.faint + palette.flash, "just changed"),
+            (glyphs.free, palette.lit(palette.faint), "just changed"),
         ):
             if len(word) + 2 > line.room:
                 break
