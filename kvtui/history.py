@@ -79,12 +79,13 @@ _STEP = np.dtype(
 )
 
 
-_MOST = 2**62
+_MOST = 2**52
+"""Largest number taken out of a trace, 52 days in ns: sums over the whole ring stay within 64 bits."""
 
 
 def _bounded(value: int) -> int:
-    """A number out of a trace, which may hold anything, as one that an array can hold."""
-    return min(max(value, -1), _MOST)
+    """A number out of a trace, which may hold anything, as one that can be reckoned with."""
+    return min(max(value, 0), _MOST)
 
 
 class Waste(NamedTuple):
@@ -230,7 +231,7 @@ class History:
             self._live[column] = False
             self._last_seen[column] = index
         counters = step.counters
-        values = (
+        values: tuple[int, ...] = (
             index,
             step.start_ns,
             step.schedule_ns,
@@ -251,10 +252,9 @@ class History:
             preemptions,
             [op[0] for op in step.ops].count(_EVICT),
         )
-        try:
-            self._ring[place] = values
-        except OverflowError:
-            self._ring[place] = tuple(map(_bounded, values))
+        if min(values) < 0 or max(values) > _MOST:
+            values = tuple(map(_bounded, values))
+        self._ring[place] = values
         self._prefix = (counters.prefix_hit_tokens, counters.prefix_queried_tokens)
         self._last_index = index
         self.total += 1

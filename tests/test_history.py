@@ -1,0 +1,282 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.trace.events import (
+    BatchMember,
+    BlockOp,
+    Counters,
+    Decision,
+    DecisionKind,
+    Finish,
+    Header,
+    ModelInfo,
+    NewToken,
+    Op,
+    Phase,
+    Reason,
+    RequestArrived,
+    StepTrace,
+)
+from engine.trace.state import PoolState
+from kvtui.history import History, Mark, waste_of
+
+MODEL = ModelInfo(
+    name="m",
+    architecture="a",
+    device="cpu",
+    dtype="bfloat16",
+    attention="reference",
+    num_layers=2,
+    num_kv_heads=3,
+    num_query_heads=6,
+    head_dim=8,
+    vocab_size=100,
+    kv_bytes_per_token=2 * 2 * 3 * 8 * 2,
+)
+HEADER = Header(
+    model=MODEL,
+    block_size=4,
+    num_blocks=10,
+    prefix_caching=True,
+    max_num_seqs=8,
+    max_num_batched_tokens=64,
+    max_prefill_chunk=0,
+    max_model_len=50,
+    preemption="recompute",
+    started_at=0.0,
+)
+LEVELS = Counters(1, 0, 0, 3, 2, 5, 0, 0, 0, 0)
+
+
+def step(index, batch=(), *, start_ns=None, ops=(), tokens=(), finished=(), decisions=(), counters=LEVELS):
+    return StepTrace(
+        index,
+        index * 10_000_000 if start_ns is None else start_ns,
+        1_000_000,
+        6_000_000,
+        2_000_000,
+        1_000_000,
+        [BatchMember(*m) for m in batch],
+        [BlockOp(*op) for op in ops],
+        [NewToken(*t) for t in tokens],
+        [Finish(*f) for f in finished],
+        list(decisions),
+        counters,
+    )
+
+
+def arrived(request, prompt=6, max_tokens=10):
+    return RequestArrived(
+        request=request,
+        name=f"r{request}",
+        time_ns=0,
+        prompt_token_ids=list(range(prompt)),
+        prompt_pieces=["x"] * prompt,
+        max_tokens=max_tokens,
+        temperature=0.0,
+    )
+
+
+class Trace:
+    """A state and a history that take in the same messages."""
+
+    def __init__(self, **limits):
+        self.state = PoolState(HEADER)
+        self.history = History(**limits)
+
+    def take(self, *messages):
+        for message in messages:
+            self.state.apply(message)
+            if isinstance(message, StepTrace):
+                self.history.append(message, self.state)
+        return self
+
+
+def preempted(request):
+    return Decision(DecisionKind.PREEMPTED, request, Reason.GAVE_WAY, {"needs": 1, "free": 0, "to": 0, "released": 2})
+
+
+def test_marks_tell_what_a_request_did_in_each_step():
+    trace = Trace().take(
+        arrived(0),
+        step(0, [(0, Phase.PREFILL, 0, 6)]),
+        step(1, [(0, Phase.DECODE, 6, 1)]),
+        arrived(1),
+        step(2, [(0, Phase.DECODE, 7, 1)]),
+        step(3, decisions=[preempted(0)]),
+        step(4),
+        step(5, [(0, Phase.RECOMPUTE, 0, 8), (1, Phase.PREFILL, 0, 6)]),
+        step(6, [(0, Phase.DECODE, 8, 1)], finished=[(0, "length", ""), (1, "abort", "")]),
+        step(7),
+    )
+    assert trace.history.marks(0, 0, 8).tolist() == [
+        Mark.PREFILL,
+        Mark.DECODE,
+        Mark.DECODE,
+        Mark.PREEMPTED,
+        Mark.WAITING,
+        Mark.RECOMPUTE,
+        Mark.ENDED,
+        Mark.ABSENT,
+    ]
+    assert trace.history.marks(1, 0, 8).tolist() == [
+        Mark.ABSENT,
+        Mark.ABSENT,
+        Mark.WAITING,
+        Mark.WAITING,
+        Mark.WAITING,
+        Mark.PREFILL,
+        Mark.ENDED_BADLY,
+        Mark.ABSENT,
+    ]
+    assert trace.history.marks(99, 0, 8).tolist() == [Mark.ABSENT] * 8
+
+
+def test_a_state_that_is_ahead_gives_the_same_marks():
+    messages = [
+        arrived(0),
+        step(0, [(0, Phase.PREFILL, 0, 6)]),
+        arrived(1),
+        step(1),
+        step(2, finished=[(0, "stop", "")]),
+    ]
+    stepwise = Trace().take(*messages)
+    ahead = PoolState(HEADER)
+    for message in messages:
+        ahead.apply(message)
+    rebuilt = History()
+    rebuilt.rebuild([m for m in messages if isinstance(m, StepTrace)], ahead)
+    for request in (0, 1):
+        assert rebuilt.marks(request, 0, 3).tolist() == stepwise.history.marks(request, 0, 3).tolist()
+    assert rebuilt.requests(0) == stepwise.history.requests(0) == [(0, False), (1, True)]
+
+
+def test_series_hold_the_levels_and_what_was_computed():
+    trace = Trace().take(
+        arrived(0),
+        arrived(1),
+        step(0, [(0, Phase.PREFILL, 0, 6), (1, Phase.RECOMPUTE, 0, 5)], tokens=[(0, 7, "a")]),
+        step(
+            1,
+            [(0, Phase.DECODE, 6, 1)],
+            ops=[(Op.EVICT, 3, 77, 0), (Op.ALLOCATE, 3, 0, 0)],
+            decisions=[preempted(1)],
+            counters=Counters(1, 2, 1, 4, 1, 5, 0, 0, 0, 0),
+        ),
+    )
+    expected = {
+        "used": [3, 4],
+        "cached": [2, 1],
+        "free": [5, 5],
+        "running": [1, 1],
+        "waiting": [0, 2],
+        "preempted": [0, 1],
+        "batch": [2, 1],
+        "prefill_tokens": [6, 0],
+        "recompute_tokens": [5, 0],
+        "decode_tokens": [0, 1],
+        "generated": [1, 0],
+        "preemptions": [0, 1],
+        "evictions": [0, 1],
+        "execute_ns": [6_000_000, 6_000_000],
+    }
+    assert {name: trace.history.series(name, 0, 2).tolist() for name in expected} == expected
+
+
+def test_only_the_last_steps_are_remembered_and_memory_stays_flat():
+    trace = Trace(capacity=16, max_requests=4)
+    sizes = set()
+    for i in range(100):
+        trace.take(arrived(i), step(i, [(i, Phase.PREFILL, 0, 6)], finished=[(i, "stop", "")]))
+        sizes.add(trace.history.codes.nbytes)
+    assert sizes == {16 * 4}
+    assert len(trace.history) == 16
+    assert trace.history.series("index", 84, 100).tolist() == list(range(84, 100))
+    assert trace.history.marks(99, 98, 100).tolist() == [Mark.ABSENT, Mark.ENDED]
+    with pytest.raises(IndexError):
+        trace.history.series("index", 83, 100)
+
+
+def test_a_column_is_taken_over_from_who_ended_first_and_carries_nothing_over():
+    trace = Trace(capacity=8, max_requests=2).take(
+        arrived(0),
+        arrived(1),
+        step(0, [(0, Phase.PREFILL, 0, 6), (1, Phase.PREFILL, 0, 6)], finished=[(0, "stop", "")]),
+        arrived(2),
+        step(1, [(1, Phase.DECODE, 6, 1)]),
+    )
+    assert [request for request, _ in trace.history.requests(0)] == [1, 2]
+    assert trace.history.marks(2, 0, 2).tolist() == [Mark.ABSENT, Mark.WAITING]
+
+
+def test_a_step_that_does_not_follow_starts_anew():
+    trace = Trace().take(arrived(0), step(0, [(0, Phase.PREFILL, 0, 6)]), step(1), step(7))
+    assert len(trace.history) == 1
+    assert trace.history.last_index == 7
+
+
+def test_rates_are_counted_over_the_last_seconds_so_that_a_pause_is_forgotten():
+    quick = [step(i, [(0, Phase.DECODE, 6 + i, 1)], tokens=[(0, 1, "a"), (0, 2, "b")]) for i in range(20)]
+    trace = Trace().take(arrived(0), *quick)
+    rates = trace.history.rates()
+    assert rates.steps_per_s == pytest.approx(100)
+    assert rates.tokens_per_s == pytest.approx(200)
+    assert rates.average_batch == 1
+
+    trace.take(step(20, start_ns=60_000_000_000), step(21, start_ns=60_010_000_000, tokens=[(0, 3, "c")]))
+    assert trace.history.rates().steps_per_s == pytest.approx(100)
+    assert trace.history.rates().tokens_per_s == pytest.approx(50)
+    assert History().rates() == (0, 0, 0)
+
+
+def test_the_prefix_hit_rate_is_hits_over_looked_up_tokens():
+    trace = Trace()
+    assert trace.history.prefix_hit_rate is None
+    trace.take(step(0, counters=LEVELS._replace(prefix_queried_tokens=40, prefix_hit_tokens=10)))
+    assert trace.history.prefix_hit_rate == 0.25
+
+
+def test_waste_follows_the_formulas_and_counts_a_shared_block_once():
+    trace = Trace().take(
+        arrived(0, prompt=6, max_tokens=10),
+        arrived(1, prompt=6, max_tokens=100),
+        step(
+            0,
+            [(0, Phase.PREFILL, 0, 6), (1, Phase.PREFILL, 4, 2)],
+            ops=[
+                (Op.ALLOCATE, 0, 0, 0),
+                (Op.FILL, 0, 0, 4),
+                (Op.ALLOCATE, 1, 0, 1),
+                (Op.FILL, 1, 0, 2),
+                (Op.SHARE, 0, 1, 0),
+                (Op.ALLOCATE, 2, 1, 1),
+                (Op.FILL, 2, 1, 2),
+            ],
+        ),
+    )
+    waste = waste_of(trace.state)
+    assert waste.held_tokens == 4 + 2 + 2
+    assert waste.used_blocks == 3
+    assert waste.utilisation == pytest.approx(8 / 12)
+    assert waste.waste == pytest.approx(1 - 8 / 12)
+    assert waste.reserved_waste == pytest.approx(1 - (6 + 6) / (16 + 50)), "the second is limited by max_model_len"
+    assert waste.bytes == 8 * MODEL.kv_bytes_per_token
+    assert waste_of(PoolState(HEADER)) == (0, 0, 0.0, 0.0, 0.0, 0)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2**63 - 1), st.integers(-5, 300)), max_size=6), st.integers(-(2**63), 2**63 - 1)
+)
+def test_a_made_up_trace_is_taken_in_without_an_error(members, number):
+    odd = step(0, [(request, phase, number, number) for request, phase in members], start_ns=number)
+    odd = msgspec.structs.replace(odd, index=number, counters=Counters(*[number] * 10))
+    history = History(capacity=4, max_requests=8)
+    history.append(odd, PoolState(HEADER))
+    last = history.last_index
+    assert last >= 0
+    assert history.series("running", last, last + 1)[0] == min(max(number, 0), 2**52)
+    assert all(rate >= 0 for rate in history.rates())
