@@ -58,7 +58,7 @@ def columns_for(cells: int, prefer_text: bool) -> Columns:
         name = 14
     if cells < 34:
         blocks = 0
-    if cells < 26:
+    if cells < 28:
         computed = 0
     fixed = sum(w + 1 for w in (number, name, state, computed, out, blocks, prefix) if w)
     rest = cells - fixed - 1

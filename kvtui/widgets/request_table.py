@@ -47,6 +47,8 @@ class RequestTable(LinePanel):
         self._at = 0
         self._top = 0
         self._cursor_leads = True
+        self._cursor_lived = False
+        self._num_live = 0
         self._selected: int | None = None
         self._prefer_text = False
 
@@ -63,7 +65,7 @@ class RequestTable(LinePanel):
         if view.selected_request != self._selected:
             self._selected = view.selected_request
             if self._selected is not None and self._selected in self._place:
-                self._cursor, self._cursor_leads = self._selected, True
+                self._put_cursor(self._place[self._selected])
         self._settle()
 
     def _sort(self, view: View) -> None:
@@ -85,6 +87,7 @@ class RequestTable(LinePanel):
         waiting.sort(key=lambda r: (r.status != RequestStatus.PREEMPTED, r.request))
         ended.sort(key=lambda r: r.finished_ns, reverse=True)
         self._order = [r.request for group in (running, waiting, ended) for r in group]
+        self._num_live = len(running) + len(waiting)
         self._place = {request: i for i, request in enumerate(self._order)}
         dot = view.glyphs.dot
         title = f"Requests {view.glyphs.horizontal} {len(running)} running {dot} {len(waiting) - preempted} waiting"
@@ -103,14 +106,31 @@ class RequestTable(LinePanel):
         return max(1, self.size.height - self._header_rows)
 
     def _settle(self) -> None:
-        """Find the cursor's row again and keep the window inside the table, and the cursor inside the window."""
+        """Find the cursor's row again and keep the window inside the table, and the cursor inside the window.
+
+        A cursor follows its request while that lives. When it ends its row moves far down; the window stays, and so
+        does the cursor, which takes the request that is there now, unless the one that ended is selected.
+        """
         count = len(self._order)
         if self._cursor is not None:
-            self._at = self._place.get(self._cursor, min(self._at, count - 1))
+            ended = self._place.get(self._cursor, count) >= self._num_live
+            if ended and self._cursor_lived:
+                self._cursor_leads = False
+                if self._cursor != self._selected:
+                    self._cursor = self._order[min(self._at, count - 1)] if count else None
+            self._at = self._place.get(self._cursor, min(self._at, count - 1)) if self._cursor is not None else 0
             self._cursor = self._order[self._at] if count else None
+            self._cursor_lived = self._at < self._num_live
             if self._cursor_leads:
                 self._top = min(max(self._top, self._at - self._window + 1), max(0, self._at))
         self._top = max(0, min(self._top, count - self._window))
+
+    def _put_cursor(self, at: int) -> None:
+        """Put the cursor on a row, and the window around it."""
+        self._at, self._cursor = at, self._order[at]
+        self._cursor_lived = at < self._num_live
+        self._cursor_leads = True
+        self._settle()
 
     # -- drawing -------------------------------------------------------------------------------------------------
 
@@ -119,13 +139,14 @@ class RequestTable(LinePanel):
         if not self._order:
             return _empty_state(view)
         columns = columns_for(width, self._prefer_text)
-        state, selected, focused = view.state, view.selected_request, self.has_focus
+        state, selected = view.state, view.selected_request
+        marked_request = self._order[self._marked_place] if self.has_focus else None
         keys: list[Hashable] = [("heading", columns)] if self._header_rows else []
         for request_id in self._order[self._top : self._top + self._window]:
             request = state.requests.get(request_id)
             if request is None:
                 continue
-            marked = focused and request_id == self._cursor
+            marked = request_id == marked_request
             waits = request.waiting_for
             keys.append(
                 (
@@ -158,14 +179,14 @@ class RequestTable(LinePanel):
     # -- acting --------------------------------------------------------------------------------------------------
 
     def _move(self, rows: int) -> None:
-        if not self._order:
-            return
-        at = self._place.get(self._cursor, -1 if rows > 0 else 0) if self._cursor is not None else -1
-        self._at = max(0, min(len(self._order) - 1, at + rows))
-        self._cursor = self._order[self._at]
-        self._cursor_leads = True
-        self._settle()
-        self.redraw()
+        if self._order:
+            self._put_cursor(max(0, min(len(self._order) - 1, self._marked_place + rows)))
+            self.redraw()
+
+    @property
+    def _marked_place(self) -> int:
+        """The row of the cursor; the window's first until it was moved."""
+        return self._top if self._cursor is None else self._at
 
     def action_scroll_up(self) -> None:
         """Move the cursor up."""
@@ -185,8 +206,9 @@ class RequestTable(LinePanel):
 
     def action_select(self) -> None:
         """Select the request under the cursor, or nothing where it is selected already."""
-        if self._cursor is not None:
-            self._select(self._cursor)
+        if self._order:
+            self._put_cursor(self._marked_place)
+            self._select(self._order[self._at])
 
     def action_toggle_text(self) -> None:
         """Show block tables or texts where there is no room for both."""
@@ -203,8 +225,8 @@ class RequestTable(LinePanel):
             return
         place = self._top + offset.y - self._header_rows
         if offset.y >= self._header_rows and 0 <= place < len(self._order):
-            self._cursor, self._at, self._cursor_leads = self._order[place], place, True
-            self._select(self._cursor)
+            self._put_cursor(place)
+            self._select(self._order[place])
             self.redraw()
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
@@ -224,9 +246,7 @@ class RequestTable(LinePanel):
         self.redraw()
 
     def on_focus(self) -> None:
-        """Show the cursor, on the first request where it was nowhere."""
-        if self._cursor is None and self._order:
-            self._cursor, self._at = self._order[0], 0
+        """Show the cursor."""
         self.redraw()
 
     def on_blur(self) -> None:
