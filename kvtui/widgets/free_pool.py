@@ -9,7 +9,7 @@ from textual.binding import Binding
 
 from kvtui.history import Waste, waste_of
 from kvtui.safe_text import width as cells_of
-from kvtui.widgets.level_chart import CACHED, EIGHTHS, cells, gather
+from kvtui.widgets.level_chart import CACHED, EIGHTHS, SCALES, cells, gather
 from kvtui.widgets.line import Line
 from kvtui.widgets.line_panel import LinePanel
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from kvtui.view import View
 
 _WIDE = 48
-_MOST_PER_COLUMN = 64
 _COUNTS = " 123456789"
 
 
@@ -108,8 +107,8 @@ class FreePool(LinePanel):
 
     def action_zoom(self, direction: int) -> None:
         """Gather fewer (-1) or more (1) steps into a column."""
-        now = self._per_column_now * 2 if direction > 0 else self._per_column_now // 2
-        self._per_column = max(1, min(_MOST_PER_COLUMN, now))
+        place = min(range(len(SCALES)), key=lambda i: abs(SCALES[i] - self._per_column_now)) + direction
+        self._per_column = SCALES[max(0, min(len(SCALES) - 1, place))]
         self.redraw()
 
 

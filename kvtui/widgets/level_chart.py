@@ -17,13 +17,17 @@ CACHED = EIGHTHS + 1
 """Code of a cell in the cached area; 0 is the free area and 1 to 8 are eighths of the used area."""
 
 
+SCALES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512, 1024)
+"""Steps a column that the chart chooses from: few, so that it seldom changes its scale while it fills."""
+
+
 class Gathered(NamedTuple):
     """Some steps a column, oldest first.
 
     Attributes:
         first: The first step of the first column.
         stop: One past the last step.
-        steps_per_column: A power of two.
+        steps_per_column: How many steps a column stands for.
         used: Mean blocks in use, float64.
         held: Mean blocks in use or cached, float64.
         preemptions: How many there were, int64.
@@ -47,17 +51,13 @@ def gather(history: History, columns: int, steps_per_column: int = 0) -> Gathere
     Args:
         history: Where the steps are.
         columns: Most columns.
-        steps_per_column: A power of two; 0 takes the smallest that shows all that is remembered.
+        steps_per_column: How many steps a column stands for; 0 takes the fewest that show all that is remembered.
     """
     stop = history.last_index + 1
     remembered = len(history)
     if columns < 1 or not remembered:
         return None
-    k = steps_per_column
-    if k < 1:
-        k = 1
-        while columns * k < remembered:
-            k *= 2
+    k = steps_per_column or next(k for k in SCALES if columns * k >= remembered or k == SCALES[-1])
     oldest = stop - remembered
     first = max(0, (stop - 1) // k - columns + 1) * k
     if first < oldest:  # a column that lost some of its steps would change while one looks at it

@@ -23,8 +23,8 @@ Level = Literal["info", "warning", "error"]
 
 _MOST_CHARACTERS = 2000
 _WHEEL_ROWS = 3
-_ERROR = re.compile(r"\b(error|critical|fatal|exception|traceback)\b|\w(Error|Exception)\b", re.IGNORECASE)
-_WARNING = re.compile(r"\bwarn(ing)?\b|\w+Warning\b", re.IGNORECASE)
+_ERROR = re.compile(r"(?i:\b(error|critical|fatal|exception|traceback)\b)|[a-z](Error|Exception)\b")
+_WARNING = re.compile(r"(?i:\bwarn(ing)?\b)|[a-z]Warning\b")
 _SIGN = {"info": " ", "warning": "?", "error": "!"}
 
 
@@ -132,7 +132,7 @@ class LogPanel(LinePanel):
         """The entries of the window."""
         self.set_title(f"Log {view.glyphs.horizontal} {len(self._entries)} lines" if self._entries else "Log")
         if not self._entries:
-            return ["Nothing so far. Prints and warnings of the engine appear here."]
+            return ["Nothing so far: what the engine prints appears here."]
         self._back = max(0, min(self._back, len(self._entries) - height))
         if not self._back:
             self.unread = 0

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 _WORD_OF_STATUS = {
     RequestStatus.WAITING: "waiting",
     RequestStatus.PREEMPTED: "preempted",
-    RequestStatus.FINISHED_STOPPED: "stopped",
-    RequestStatus.FINISHED_LENGTH: "length",
+    RequestStatus.FINISHED_STOPPED: "finished",
+    RequestStatus.FINISHED_LENGTH: "at limit",
     RequestStatus.FINISHED_ABORTED: "aborted",
     RequestStatus.FINISHED_REFUSED: "refused",
     RequestStatus.FINISHED_ERROR: "failed",

@@ -39,6 +39,7 @@ class Transport(LinePanel, can_focus=False):
         super().__init__(id=id, classes=classes)
         self._bar = (0, 0)
         self._dragging = False
+        self._asked = -1
 
     def rows(self, view: View, width: int, height: int) -> Sequence[Hashable]:
         """What the line says; the bar as a number of filled cells."""
@@ -111,5 +112,8 @@ class Transport(LinePanel, can_focus=False):
         if not self._dragging and not 0 <= at < cells:
             return False
         at = max(0, min(cells - 1, at))
-        self.post_message(SeekRequested(round(at / (cells - 1) * (self.view.source.length - 1))))
+        step = round(at / (cells - 1) * (self.view.source.length - 1))
+        if not self._dragging or step != self._asked:
+            self._asked = step
+            self.post_message(SeekRequested(step))
         return True

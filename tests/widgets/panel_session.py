@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from textual.pilot import Pilot
 
     from kvtui.view import Panel
+    from kvtui.widgets.transport import SeekRequested
 
 PALETTE = next(iter(load_palettes().values()))
 
@@ -63,7 +64,7 @@ class Session:
     def length(self) -> int:
         return len(self.steps)
 
-    def ask(self, prompt: str = "the block of the page", max_tokens: int = 12, name: str = "") -> int:
+    def ask(self, prompt: str | list[int] = "the block of the page", max_tokens: int = 12, name: str = "") -> int:
         return self.engine.add_request(prompt, SamplingParams(max_tokens=max_tokens), name)
 
     def run(self, steps: int = 1) -> list[StepTrace]:
@@ -121,6 +122,9 @@ class PanelApp(App[None]):
         self.posted.append(message)
 
     def on_block_selected(self, message: BlockSelected) -> None:
+        self.posted.append(message)
+
+    def on_seek_requested(self, message: SeekRequested) -> None:
         self.posted.append(message)
 
 

@@ -82,7 +82,8 @@ def test_columns_never_take_more_than_the_panel_has():
             columns = columns_for(cells, prefer_text)
             if cells >= 26:
                 assert sum(w + 1 for w in columns if w) <= cells
-    assert columns_for(40, False).table >= 6
+    assert columns_for(40, False).blocks == 6
+    assert columns_for(50, False).table >= 6
     assert columns_for(80, False).out == 4
     assert columns_for(98, False).text >= 16
 

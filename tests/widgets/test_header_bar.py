@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+from panel_session import Session, busy_session, lines, shown
+
+from kvtui.widgets.header_bar import HeaderBar, fitting, parts_of
+
+
+async def header(session: Session, width: int, url: str | None = None) -> str:
+    panel = HeaderBar()
+    panel.url = url
+    async with shown(panel, session.view(), width, 1):
+        return lines(panel)[0]
+
+
+async def test_a_wide_header_says_everything():
+    session = busy_session()
+    line = await header(session, 200, "http://127.0.0.1:8077")
+    rates = session.history.rates()
+    for part in (
+        "kvtui",
+        "● LIVE",
+        "simulated",
+        "40 blocks of 4",
+        "90 KiB each",
+        "http://127.0.0.1:8077",
+        "step 29",
+        f"{rates.steps_per_s:,.0f} steps/s",
+        f"{rates.tokens_per_s:,.0f} tok/s",
+    ):
+        assert part in line
+
+
+async def test_a_narrow_header_keeps_the_badge_the_provenance_and_the_step():
+    line = await header(busy_session(), 80)
+    assert "● LIVE" in line
+    assert "simulated" in line
+    assert "step 29" in line
+    assert "tok/s" in line
+    assert "● LIVE" in await header(busy_session(2), 30)
+
+
+def test_parts_are_left_out_whole_and_the_badge_never():
+    parts = parts_of(busy_session().view(), "http://127.0.0.1:8077")
+    for width in range(1, 220):
+        kept = fitting(parts, width)
+        assert [part for part in parts if part in kept] == kept
+        assert any(part.rank == 0 for part in kept)
+        if width >= 10:
+            assert sum(len(part.text) + 2 for part in kept) + 2 <= width or len(kept) == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "badge"),
+    [
+        ({}, "● LIVE"),
+        ({"paused": True}, "‖ PAUSED"),
+        ({"live": False}, "▶ PLAY"),
+        ({"live": False, "paused": True}, "‖ PAUSED"),
+        ({"error": "gone"}, "! STOPPED"),
+    ],
+)
+async def test_the_badge_says_what_the_session_does(state, badge):
+    session = busy_session(3)
+    for name, value in state.items():
+        setattr(session, name, value)
+    assert badge in await header(session, 100)
+
+
+async def test_a_playback_says_how_long_the_recording_is():
+    session = busy_session(20)
+    session.live = False
+    assert "step 19/19" in await header(session, 100)
+
+
+async def test_an_engine_without_work_is_called_idle():
+    session = Session()
+    session.ask(max_tokens=2)
+    session.run(4)
+    line = await header(session, 100)
+    assert "idle" in line
+    assert "tok/s" not in line
+
+
+async def test_a_hostile_model_name_is_bounded_and_harmless():
+    session = busy_session(2)
+    model = msgspec.structs.replace(session.header.model, name="\x1b]0;x\x07" + "m" * 5000)
+    session.header = msgspec.structs.replace(session.header, model=model)
+    line = await header(session, 200)
+    assert "␛]0;x␇mmm" in line
+    assert "● LIVE" in line

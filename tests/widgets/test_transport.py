@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from panel_session import Session, busy_session, lines, shown
+
+from kvtui.widgets.transport import Transport
+
+
+def played(steps: int = 30, at: int = -1) -> Session:
+    """A session that plays: the steps are known, the position is somewhere in them."""
+
+    class Played(Session):
+        live = False
+        speed = 2.0
+        length = 101
+
+        @property
+        def position(self) -> int:
+            return at if at >= 0 else self.state.step
+
+    session = Played()
+    session.ask(max_tokens=40)
+    session.run(steps)
+    return session
+
+
+async def test_the_bar_is_filled_up_to_the_position():
+    panel = Transport()
+    async with shown(panel, played(at=50).view(), 80, 1):
+        line = lines(panel)[0]
+        assert line.startswith(" ▶ 2×  ━")
+        assert "50 / 100" in line
+        filled, empty = line.count("━"), line.count("─")
+        assert abs(filled - empty) <= 1
+        panel.update_view(played(at=0).view(), [], True)
+        assert lines(panel)[0].count("━") == 0
+        panel.update_view(played(at=100).view(), [], True)
+        assert lines(panel)[0].count("─") == 0
+
+
+async def test_a_paused_recording_says_so():
+    session = played()
+    session.paused = True
+    panel = Transport()
+    async with shown(panel, session.view(), 80, 1):
+        assert "‖ paused" in lines(panel)[0]
+
+
+async def test_a_press_or_a_drag_on_the_bar_asks_for_the_step_under_it():
+    panel = Transport()
+    async with shown(panel, played(at=10).view(), 80, 1) as pilot:
+        line = lines(panel)[0]
+        start, stop = line.index("━"), line.rindex("─")
+        await pilot.mouse_down(panel, offset=(start, 0))
+        await pilot.hover(panel, offset=((start + stop) // 2, 0))
+        await pilot.hover(panel, offset=(79, 0))
+        await pilot.mouse_up(panel, offset=(79, 0))
+        await pilot.hover(panel, offset=(start + 3, 0))
+        await pilot.pause()
+        asked = [message.step for message in pilot.app.posted]
+        assert asked[0] == 0
+        assert abs(asked[1] - 50) <= 1
+        assert asked[2:] == [100]
+
+
+async def test_a_press_beside_the_bar_asks_for_nothing():
+    panel = Transport()
+    async with shown(panel, played().view(), 80, 1) as pilot:
+        await pilot.click(panel, offset=(2, 0))
+        await pilot.pause()
+        assert pilot.app.posted == []
+
+
+async def test_a_live_session_follows_the_engine_and_says_when_it_lags():
+    session = busy_session(5)
+    panel = Transport()
+    async with shown(panel, session.view(), 80, 1):
+        assert "following the engine" in lines(panel)[0]
+        assert "step 4" in lines(panel)[0]
+        session.paused = True
+        session.steps += session.steps[:3]
+        panel.update_view(session.view(), [], False)
+        assert "‖ paused" in lines(panel)[0]
+        assert "3 steps behind the engine" in lines(panel)[0]
