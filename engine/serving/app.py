@@ -65,7 +65,7 @@ class Api:
             Route("/v1/completions", self._completions, methods=["POST"]),
             Route("/v1/chat/completions", self._chat_completions, methods=["POST"]),
         ]
-        starlette = Starlette(routes=routes, exception_handlers={HTTPException: _http_error, ApiError: _api_error, RequestError: _request_error})
+        starlette = Starlette(routes=routes, exception_handlers=_HANDLERS)
         self.app: ASGIApp = Guard(starlette, token=token, loopback_only=loopback_only)
 
     @property
@@ -187,3 +187,16 @@ async def _api_error(request: Request, error: Exception) -> Response:
 
 async def _request_error(request: Request, error: Exception) -> Response:
     return ApiError(str(error)).response()
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    # It is raised on after this answer, and the guard logs it.
+    return ApiError("the server failed at this request", status=500, kind="server_error").response()
+
+
+_HANDLERS = {
+    HTTPException: _http_error,
+    ApiError: _api_error,
+    RequestError: _request_error,
+    Exception: _unexpected,
+}

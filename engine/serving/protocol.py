@@ -108,7 +108,7 @@ class GenerationBody(msgspec.Struct, kw_only=True):
 class CompletionBody(GenerationBody, kw_only=True):
     """`POST /v1/completions`."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | list[str | int | list[int]]
 
     def single_prompt(self, vocab_size: int) -> str | list[int]:
         """The prompt: text, or token ids that the model has.
@@ -120,12 +120,15 @@ class CompletionBody(GenerationBody, kw_only=True):
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
             if len(prompt) != 1:
                 raise ApiError("prompt: one prompt a request is possible; send several requests", param="prompt")
-            prompt = prompt[0]
-        if isinstance(prompt, list):
-            for token_id in prompt:
-                if not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
-                    raise ApiError(f"prompt: token id {token_id} is not within 0 to {vocab_size - 1}", param="prompt")
-        return prompt  # type: ignore[return-value]
+            return CompletionBody(prompt=prompt[0]).single_prompt(vocab_size)  # type: ignore[arg-type]
+        if isinstance(prompt, str):
+            return prompt
+        token_ids: list[int] = []
+        for token_id in prompt:
+            if not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
+                raise ApiError(f"prompt: {token_id!r} is not a token id, 0 to {vocab_size - 1}"[:200], param="prompt")
+            token_ids.append(token_id)
+        return token_ids
 
 
 class ContentPart(msgspec.Struct):
