@@ -170,11 +170,12 @@ def _draw_heading(view: View, first: int, stop: int, width: int) -> Strip:
 
 def _draw_legend(view: View, width: int) -> Strip:
     palette, glyphs = view.palette, mark_row(view.glyphs)
+    roomy = sum(len(word) + 4 for _, word in _LEGEND) < width
     line = Line(width, palette.blank).gap(_GUTTER if width > 80 else 1)
     for mark, word in _LEGEND:
-        if line.room < len(word) + 2:
+        if line.room < len(word) + 3:
             break
-        line.add(glyphs[mark], palette.text).gap().add(word, palette.muted).gap(2)
+        line.add(glyphs[mark], palette.text).gap(roomy).add(word, palette.muted).gap(1 + roomy)
     return line.strip()
 
 

@@ -81,7 +81,7 @@ class FreePool(LinePanel):
 
     @staticmethod
     def _gutter(num_blocks: int, width: int) -> int:
-        return max(len(str(num_blocks)), 9 if width >= _WIDE else 4) + 1
+        return max(len(str(num_blocks)), 10 if width >= _WIDE else 4) + 1
 
     # -- drawing -------------------------------------------------------------------------------------------------
 
@@ -205,8 +205,16 @@ def waste_words(waste: Waste, block_size: int, glyphs: Glyphs) -> list[list[tupl
     formula = f" = 1 {minus} {waste.held_tokens:,}/({waste.used_blocks:,}{dot}{block_size})"
     return [
         [("waste ", ""), (now, "strong"), (formula, ""), ("   versus ", ""), (then, "strong"), _IF_RESERVED],
+        [
+            ("waste ", ""),
+            (now, "strong"),
+            (formula, ""),
+            ("   vs ", ""),
+            (then, "strong"),
+            (" if each reserved its maximum", ""),
+        ],
         [("waste ", ""), (now, "strong"), (formula, ""), ("   vs ", ""), (then, "strong"), (" reserved", "")],
-        [("waste ", ""), (now, "strong"), (" vs ", ""), (then, "strong"), (" if reserved at maximum", "")],
+        [("waste ", ""), (now, "strong"), (" vs ", ""), (then, "strong"), (" reserved at maximum", "")],
         [("waste ", ""), (now, "strong"), (" vs ", ""), (then, "strong"), (" reserved", "")],
         [("waste ", ""), (now, "strong")],
     ]

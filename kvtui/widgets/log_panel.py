@@ -130,7 +130,9 @@ class LogPanel(LinePanel):
 
     def rows(self, view: View, width: int, height: int) -> Sequence[Hashable]:
         """The entries of the window."""
-        self.set_title(f"Log {view.glyphs.horizontal} {len(self._entries)} lines" if self._entries else "Log")
+        count = len(self._entries)
+        title = f"Log {view.glyphs.horizontal} {count:,} line{'s' * (count != 1)}"
+        self.set_title(title if count else "Log")
         if not self._entries:
             return ["Nothing so far: what the engine prints appears here."]
         self._back = max(0, min(self._back, len(self._entries) - height))
