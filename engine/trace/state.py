@@ -317,7 +317,7 @@ class PoolState:
         if kind == DecisionKind.ADMITTED or kind == DecisionKind.RESUMED:
             request.status = RequestStatus.RUNNING
             request.waiting_for = None
-            request.num_computed = decision.numbers.get("cached_tokens", 0)
+            request.num_computed = min(max(decision.numbers.get("cached_tokens", 0), 0), _INT32_MAX)
             if request.admitted_ns < 0:
                 request.admitted_ns = start_ns
                 request.num_cached = request.num_computed
@@ -344,7 +344,11 @@ class PoolState:
                     continue
                 request.status = running
                 request.waiting_for = None
-            request.num_computed = before + scheduled
+            computed = before + scheduled
+            if not 0 <= computed <= _INT32_MAX:
+                self._violate("request", -1, f"request {number} has {computed} computed tokens")
+                continue
+            request.num_computed = computed
             request.last_phase = phase
             request.last_scheduled = scheduled
             request.last_batch = index
