@@ -1,0 +1,1 @@
+"""Measurements, each runnable as a module: `python -m engine.bench.NAME`."""
