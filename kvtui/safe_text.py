@@ -26,6 +26,7 @@ _SCAN_EXTRA = 64
 
 _VISIBLE = {"\n": "⏎", "\t": "⇥", "\r": "␍", "\x7f": "␡", "\x85": "⏎", "\u2028": "⏎", "\u2029": "⏎"}
 _VISIBLE_ASCII = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\x7f": "^?", "\x85": "\\n", "\u2028": "\\n", "\u2029": "\\n"}
+_ASCII_TABLE = {code: chr(0x2400 + code) for code in range(0x20)} | {ord(c): v for c, v in _VISIBLE.items()}
 _ASCII_FOLD = {"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "-", "…": "...", "•": "*", "×": "x", "\xa0": " "}
 
 
@@ -72,8 +73,10 @@ def fit(
     cut = len(text) > scan
     if cut:
         text = text[:scan] if keep == "head" else text[-scan:]
+    if text.isascii() and not ascii_only:
+        return _fit_narrow(text.translate(_ASCII_TABLE), cells, keep, align)
     units = _units(text, ascii_only)
-    total = sum(map(width, units))
+    total = sum(map(_unit_width, units))
     if not cut and total <= cells:
         safe = "".join(units)
         padding = " " * (cells - total)
@@ -84,6 +87,13 @@ def fit(
     if keep == "head":
         return "".join(kept) + _ellipsis(ascii_only) + padding
     return padding + _ellipsis(ascii_only) + "".join(reversed(kept))
+
+
+def _fit_narrow(safe: str, cells: int, keep: str, align: str) -> str:
+    """Fit safe text whose characters all take one cell."""
+    if len(safe) <= cells:
+        return safe.ljust(cells) if align == "left" else safe.rjust(cells)
+    return safe[: cells - 1] + ELLIPSIS if keep == "head" else ELLIPSIS + safe[len(safe) - cells + 1 :]
 
 
 def wrap(text: str, cells: int, max_lines: int, *, ascii_only: bool = False) -> list[str]:
@@ -112,7 +122,7 @@ def _wrap_paragraph(units: list[str], cells: int, max_lines: int, lines: list[st
     used = 0
     last_space = -1
     for unit in units:
-        size = width(unit)
+        size = _unit_width(unit)
         if size > cells:
             continue
         if used + size > cells:
@@ -125,7 +135,7 @@ def _wrap_paragraph(units: list[str], cells: int, max_lines: int, lines: list[st
             else:
                 head, line = line, []
             lines.append(_padded(head, cells))
-            used = sum(map(width, line))
+            used = sum(map(_unit_width, line))
             last_space = -1
             if unit == " ":
                 continue
@@ -146,7 +156,7 @@ def _take(units: list[str], cells: int) -> tuple[list[str], int]:
     """The leading units that fit, and their width."""
     used = 0
     for count, unit in enumerate(units):
-        size = width(unit)
+        size = _unit_width(unit)
         if used + size > cells:
             return units[:count], used
         used += size
@@ -160,8 +170,8 @@ def _ellipsis(ascii_only: bool) -> str:
 def _units(text: str, ascii_only: bool) -> list[str]:
     """The pieces that a text is drawn with, in order; no piece may be cut in two."""
     if text.isascii():
-        if text.isprintable():
-            return list(text)
+        if not ascii_only:
+            return list(text.translate(_ASCII_TABLE))
     else:
         text = unicodedata.normalize("NFC", text)
     if ascii_only:
@@ -179,6 +189,11 @@ def _units(text: str, ascii_only: bool) -> list[str]:
             units.append(unit)
             marks = 0 if unit == char and char.isalpha() else _MARKS_PER_LETTER
     return units
+
+
+@lru_cache(maxsize=8192)
+def _unit_width(unit: str) -> int:
+    return width(unit)
 
 
 @lru_cache(maxsize=4096)

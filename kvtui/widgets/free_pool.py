@@ -118,7 +118,7 @@ def _draw_levels(line: Line, view: View, used: int, cached: int, free: int, wast
     low = total > 0 and cached + free <= total // 20
     line.gap()
     for glyph, word, count, style in (
-        (glyphs.levels[-1], "used", used, palette.accent),
+        (glyphs.levels[-1], "used", used, palette.role("focus")),
         (glyphs.cached, "cached", cached, palette.cached),
         (" ", "free", free, palette.blank),
     ):
@@ -148,7 +148,7 @@ def _draw_chart(line: Line, view: View, gutter: int, label: str, codes: bytes) -
     stops = np.append(starts[1:], len(runs))
     for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
         code = codes[start]
-        glyph, style = _cell(code, view, palette.accent)
+        glyph, style = _cell(code, view, palette.role("focus"))
         line.add(glyph * (stop - start), style)
 
 

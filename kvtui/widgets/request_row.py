@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import groupby, islice
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich.style import Style
@@ -158,33 +159,29 @@ def draw_request(
         line.gap().add(fit(request.name, columns.name, ascii_only=glyphs.ascii), quiet)
     line.gap().add(glyph_of(mark, glyphs), hue)
     line.gap().add(word_of(request).ljust(columns.state - 2), word_style)
-    if columns.computed:
-        line.gap().add(_progress(request.num_computed, request.num_tokens, columns.computed), text)
+    numbers = " " + _progress(request.num_computed, request.num_tokens, columns.computed) if columns.computed else ""
     note = _note(request)
     if note:
-        line.gap(2)
+        line.add(numbers, text).gap(2)
         line.add(fit(note, line.room, ascii_only=glyphs.ascii), alert if request.waiting_for or ended else quiet)
-    else:
-        _draw_numbers(line, request, columns, text, quiet)
-        if columns.table:
-            stop = line.room - 1 - columns.table
-            line.gap()
-            for piece, shared in table:
-                line.add(piece, hue + _SHARED if shared else hue)
-            line.gap(line.room - stop)
-        if columns.text:
-            line.gap().add(_tail(request, columns.text, glyphs.ascii), text)
-    return line.strip(palette.selection if selected else None)
-
-
-def _draw_numbers(line: Line, request: RequestState, columns: Columns, text: Style, quiet: Style) -> None:
+        return line.strip(palette.selection if selected else None)
     for value, size in (
         (max(0, request.num_output_tokens), columns.out),
         (len(request.table), columns.blocks),
         (request.num_cached, columns.prefix),
     ):
         if size:
-            line.gap().add(_short(value, size).rjust(size), text if value else quiet)
+            numbers += " " + _short(value, size).rjust(size)
+    line.add(numbers, text)
+    if columns.table:
+        stop = line.room - 1 - columns.table
+        line.gap()
+        for shared, run in groupby(table, key=itemgetter(1)):
+            line.add("".join(piece for piece, _ in run), hue + _SHARED if shared else hue)
+        line.gap(line.room - stop)
+    if columns.text:
+        line.gap().add(_tail(request, columns.text, glyphs.ascii), text)
+    return line.strip(palette.selection if selected else None)
 
 
 def _note(request: RequestState) -> str:
