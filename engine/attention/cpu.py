@@ -22,18 +22,29 @@ import platformdirs
 import torch
 
 from engine.attention import cpu_threads
-from engine.attention.cpu_params import ATTEND, ATTEND_AND_WRITE, MAX_ROWS, NUM_COUNTERS, PARAMS, WRITE, scratch_floats
+from engine.attention.cpu_params import (
+    ATTEND,
+    ATTEND_AND_WRITE,
+    CALL,
+    MAX_ROWS,
+    NUM_COUNTERS,
+    PARAMS,
+    TILE_ROWS,
+    WRITE,
+    scratch_floats,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from engine.attention.metadata import AttentionMetadata
 
-_WORKERS = {
-    torch.bfloat16: "worker_bfloat16",
-    torch.float16: "worker_float16",
-    torch.float32: "worker_float32",
+_TAGS = {
+    torch.bfloat16: np.uint16(0),
+    torch.float16: np.int16(0),
+    torch.float32: np.float32(0),
 }
+"""The value that stands for an element type in `cpu_vector`."""
 
 _SOURCES = ("cpu_kernel.py", "cpu_params.py", "cpu_vector.py")
 
@@ -55,7 +66,7 @@ class _Compiled:
         config.CACHE_DIR = before or str(cache_dir())
         try:
             signature = numba.types.void(numba.types.int64)
-            worker = getattr(cpu_kernel, _WORKERS[dtype])
+            worker = cpu_kernel.make_worker(_TAGS[dtype])
             self._function = cast("Any", numba.cfunc(signature, cache=True)(worker))
         finally:
             config.CACHE_DIR = before
@@ -75,7 +86,7 @@ def _compiled(dtype: torch.dtype) -> _Compiled:
 
 def supports(dtype: torch.dtype) -> bool:
     """Whether there is a worker for an element type."""
-    return dtype in _WORKERS
+    return dtype in _TAGS
 
 
 def warmup(dtype: torch.dtype) -> float:
@@ -87,8 +98,8 @@ def warmup(dtype: torch.dtype) -> float:
     Raises:
         ValueError: There is no worker for the type.
     """
-    if dtype not in _WORKERS:
-        known = ", ".join(str(d).removeprefix("torch.") for d in _WORKERS)
+    if dtype not in _TAGS:
+        known = ", ".join(str(d).removeprefix("torch.") for d in _TAGS)
         raise ValueError(f"the CPU attention does not know {dtype}: use one of {known}, or the reference attention")
     return _compiled(dtype).seconds
 
@@ -115,24 +126,22 @@ class _Plan:
         compiled = _compiled(cache.dtype)
         self.metadata = metadata
         self.num_heads = num_heads
-        self._worker = compiled.address
+        self.layer_stride = cache.data.stride(1)
         group = num_heads // cache.num_kv_heads
         width = -(-cache.head_dim // compiled.lanes) * compiled.lanes
         self._seq, self._start, self._len, costs = _items(metadata, max(1, MAX_ROWS // group))
         num_items = len(self._seq)
         work = int(costs.sum()) * num_heads * cache.head_dim
-        self._num_threads = torch.get_num_threads() if work > _SERIAL_WORK else 1
+        num_threads = torch.get_num_threads() if work > _SERIAL_WORK else 1
         # All heads of a block lie side by side, so one thread takes them together unless others would have nothing.
-        together = num_items >= 4 * self._num_threads
-        max_rows = group * int(self._len.max(initial=1))
+        together = num_items >= 4 * num_threads
+        max_rows = -(-group * int(self._len.max(initial=1)) // TILE_ROWS) * TILE_ROWS
         stride = -(-scratch_floats(max_rows, width) // 16) * 16
         self._counters = np.zeros(NUM_COUNTERS + 8, np.int64)
         aligned = -(-self._counters.ctypes.data // 64) * 64
-        self._scratch = np.empty(self._num_threads * stride, np.float32)
-        self.record: NDArray[Any] = np.zeros(1, PARAMS)
-        self._address = int(self.record.ctypes.data)
-        self.item: Any = self.record[0]
-        for name, value in {
+        self._scratch = np.empty(num_threads * stride, np.float32)
+        record = np.zeros(1, PARAMS)
+        for name, number in {
             "counters": aligned,
             "cache": cache.data.data_ptr(),
             "slot_mapping": metadata.host_slot_mapping.ctypes.data,
@@ -156,18 +165,21 @@ class _Plan:
             "scratch_stride": stride,
             "max_rows": max_rows,
         }.items():
-            self.item[name] = value
+            record[name] = number
+        self._record = record.view(np.uint8).data
+        self._address = int(record.ctypes.data)
         first = (aligned - self._counters.ctypes.data) // 8
         self._shared = self._counters[first : first + NUM_COUNTERS]
+        self._launch = cpu_threads.launcher(compiled.address, num_threads)
         most = int(np.bincount(self._seq).max(initial=0))
         self._phases = (ATTEND_AND_WRITE,) if most <= 1 else (WRITE, ATTEND)
 
-    def run(self) -> None:
-        """Do what the record says, on all threads."""
+    def run(self, *call: float) -> None:
+        """Do one layer; what is given is `OF_CALL` without the phase, then the floats."""
         for phase in self._phases:
-            self.item["phase"] = phase
+            CALL.pack_into(self._record, 0, phase, *call)
             self._shared.fill(0)
-            cpu_threads.run(self._worker, self._address, self._num_threads)
+            self._launch(self._address)
 
 
 class _State(threading.local):
@@ -200,31 +212,27 @@ def paged_attention(
     num_heads = query.shape[1]
     if plan is None or plan.metadata is not metadata or plan.num_heads != num_heads:
         plan = _state.plan = _Plan(metadata, num_heads)
-    cache = metadata.kv_cache
     _check_call(query, key, value, layer, metadata)
     query, key, value = _dense(query), _dense(key), _dense(value)
     # float16 leaves the worker as float32: rounding to it is torch's.
     out_dtype = torch.float32 if query.dtype == torch.float16 else query.dtype
     out = torch.empty(query.shape, dtype=out_dtype)
-    item = plan.item
-    item["query"], item["key"], item["value"], item["out"] = (
+    if sinks is not None:
+        sinks = sinks.detach().to(torch.float32).contiguous()
+    plan.run(
         query.data_ptr(),
         key.data_ptr(),
         value.data_ptr(),
         out.data_ptr(),
+        0 if sinks is None else sinks.data_ptr(),
+        *query.stride()[:2],
+        *key.stride()[:2],
+        *value.stride()[:2],
+        layer * plan.layer_stride,
+        sliding_window or 0,
+        scale,
+        softcap or 0.0,
     )
-    item["query_token_stride"], item["query_head_stride"], _ = query.stride()
-    item["key_token_stride"], item["key_head_stride"], _ = key.stride()
-    item["value_token_stride"], item["value_head_stride"], _ = value.stride()
-    item["layer_offset"] = layer * cache.data.stride(1)
-    item["window"] = sliding_window or 0
-    item["scale"] = scale
-    item["softcap"] = softcap or 0.0
-    item["sinks"] = 0
-    if sinks is not None:
-        sinks = sinks.detach().to(torch.float32).contiguous()
-        item["sinks"] = sinks.data_ptr()
-    plan.run()
     return out if out_dtype == query.dtype else out.to(query.dtype)
 
 

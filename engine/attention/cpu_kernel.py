@@ -17,19 +17,27 @@ positions at a time are converted to float32 first, which then all rows use.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numba import carray, njit
 
-from engine.attention.cpu_params import ATTEND_AND_WRITE, CURSOR, GATHER, PARAMS, SLOT, TILE_KV, WRITE, WRITE_ROWS
+from engine.attention.cpu_params import (
+    ATTEND_AND_WRITE,
+    CURSOR,
+    GATHER,
+    PARAMS,
+    SLOT,
+    TILE_KV,
+    TILE_ROWS,
+    WRITE,
+    WRITE_ROWS,
+)
 from engine.attention.cpu_vector import (
     LANES,
-    TILE_CHUNKS,
-    TILE_ROWS,
     TILE_TOKENS,
     convert_row,
     copy_bytes,
-    dot_tile,
     element_size,
     exp_row,
     fetch_add,
@@ -39,78 +47,16 @@ from engine.attention.cpu_vector import (
     pointer_to,
     prefetch,
     scale_row,
+    scores,
     softcap_row,
     store_row,
-    weighted_tile,
+    weigh,
 )
 
 _NEG_INF = np.float32(-np.inf)
 _ZERO = np.float32(0.0)
 _ONE = np.float32(1.0)
 _F32 = np.float32(0.0)  # the tag of float32 elements
-
-
-@njit
-def _scores(tag, rows, q, q_stride, k, k_stride, n, width, out):
-    """out[r, t] = q[r] . k[t] for all rows and n tokens; out has rows of TILE_KV."""
-    size = element_size(tag)
-    r = 0
-    while r < rows:
-        left = rows - r
-        q_ = q + r * q_stride * 4
-        out_ = out + r * TILE_KV * 4
-        t = 0
-        while t + TILE_TOKENS <= n:
-            k_ = k + t * k_stride * size
-            if left >= 3:
-                dot_tile(tag, 3, 4, q_, q_stride, k_, k_stride, width, out_ + t * 4, TILE_KV)
-            elif left == 2:
-                dot_tile(tag, 2, 4, q_, q_stride, k_, k_stride, width, out_ + t * 4, TILE_KV)
-            else:
-                dot_tile(tag, 1, 4, q_, q_stride, k_, k_stride, width, out_ + t * 4, TILE_KV)
-            t += TILE_TOKENS
-        while t < n:
-            k_ = k + t * k_stride * size
-            if left >= 3:
-                dot_tile(tag, 3, 1, q_, q_stride, k_, k_stride, width, out_ + t * 4, TILE_KV)
-            elif left == 2:
-                dot_tile(tag, 2, 1, q_, q_stride, k_, k_stride, width, out_ + t * 4, TILE_KV)
-            else:
-                dot_tile(tag, 1, 1, q_, q_stride, k_, k_stride, width, out_ + t * 4, TILE_KV)
-            t += 1
-        r += TILE_ROWS
-
-
-@njit
-def _weigh(tag, rows, weights, v, v_stride, n, width, acc):
-    """acc[r] += sum over n tokens of weights[r, t] * v[t]; weights has rows of TILE_KV."""
-    size = element_size(tag)
-    r = 0
-    while r < rows:
-        left = rows - r
-        weights_ = weights + r * TILE_KV * 4
-        c = 0
-        while c + TILE_CHUNKS * LANES <= width:
-            v_ = v + c * size
-            acc_ = acc + (r * width + c) * 4
-            if left >= 3:
-                weighted_tile(tag, 3, 4, weights_, TILE_KV, v_, v_stride, n, acc_, width)
-            elif left == 2:
-                weighted_tile(tag, 2, 4, weights_, TILE_KV, v_, v_stride, n, acc_, width)
-            else:
-                weighted_tile(tag, 1, 4, weights_, TILE_KV, v_, v_stride, n, acc_, width)
-            c += TILE_CHUNKS * LANES
-        while c < width:
-            v_ = v + c * size
-            acc_ = acc + (r * width + c) * 4
-            if left >= 3:
-                weighted_tile(tag, 3, 1, weights_, TILE_KV, v_, v_stride, n, acc_, width)
-            elif left == 2:
-                weighted_tile(tag, 2, 1, weights_, TILE_KV, v_, v_stride, n, acc_, width)
-            else:
-                weighted_tile(tag, 1, 1, weights_, TILE_KV, v_, v_stride, n, acc_, width)
-            c += LANES
-        r += TILE_ROWS
 
 
 @njit
@@ -124,11 +70,11 @@ def _gather(tag, p, table, base, start, n, target):
 
 
 @njit
-def _mask(rows, first_pos, p, start, n, padded, scores):
+def _mask(rows, first_pos, p, start, n, padded, weights):
     """Set to minus infinity what a row may not see, and the rest of its last vector."""
     for r in range(rows):
         position = first_pos + r // p.group
-        row = scores + r * TILE_KV * 4
+        row = weights + r * TILE_KV * 4
         low = 0
         if p.window > 0:
             low = min(n, max(0, position - p.window + 1 - start))
@@ -138,10 +84,10 @@ def _mask(rows, first_pos, p, start, n, padded, scores):
 
 
 @njit
-def _softmax(rows, p, padded, scores, acc, maxima, sums):
+def _softmax(rows, p, padded, weights, acc, maxima, sums):
     """Turn scores into weights relative to each row's running maximum, and bring its sum and accumulator along."""
     for r in range(rows):
-        row = scores + r * TILE_KV * 4
+        row = weights + r * TILE_KV * 4
         old = maxima[r]
         new = max(old, max_row(row, padded))
         if new == _NEG_INF:
@@ -165,12 +111,14 @@ def _attend(p, tag, table, first_row, first_pos, num_queries, head, scratch):
     rows = num_queries * p.group
     q = scratch
     acc = q + p.max_rows * p.width * 4
-    scores = acc + p.max_rows * p.width * 4
-    stats = scores + p.max_rows * TILE_KV * 4
+    weights = acc + p.max_rows * p.width * 4
+    stats = weights + p.max_rows * TILE_KV * 4
     gathered = stats + p.max_rows * 2 * 4
     maxima = carray(pointer_to(stats), rows, np.float32)
     sums = carray(pointer_to(stats + p.max_rows * 4), rows, np.float32)
-    fill(acc, 0, rows * p.width, _ZERO)
+    spare = (rows + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
+    fill(acc, 0, spare * p.width, _ZERO)
+    fill(q, rows * p.width, spare * p.width, _ZERO)
     for r in range(rows):
         query_head = head * p.group + r % p.group
         source = (first_row + r // p.group) * p.query_token_stride + query_head * p.query_head_stride
@@ -198,17 +146,17 @@ def _attend(p, tag, table, first_row, first_pos, num_queries, head, scratch):
                 if t + m < end:
                     ahead = keys + table[(t + m) // p.block_size] * p.block_stride * size
                     prefetch(ahead, min(end - t - m, p.block_size) * p.head_dim * size)
-                _scores(tag, rows, q, p.width, keys + at, p.head_dim, m, p.width, scores + (t - start) * 4)
+                scores(tag, rows, q, keys + at, p.head_dim, m, p.width, weights + (t - start) * 4, TILE_KV)
             else:
                 m = min(end - t, GATHER)
                 _gather(tag, p, table, keys, t, m, gathered)
-                _scores(_F32, rows, q, p.width, gathered, p.width, m, p.width, scores + (t - start) * 4)
+                scores(_F32, rows, q, gathered, p.width, m, p.width, weights + (t - start) * 4, TILE_KV)
             t += m
         if p.softcap != _ZERO:
             for r in range(rows):
-                softcap_row(scores + r * TILE_KV * 4, padded, p.softcap)
-        _mask(rows, first_pos, p, start, n, padded, scores)
-        _softmax(rows, p, padded, scores, acc, maxima, sums)
+                softcap_row(weights + r * TILE_KV * 4, padded, p.softcap)
+        _mask(rows, first_pos, p, start, n, padded, weights)
+        _softmax(rows, p, padded, weights, acc, maxima, sums)
         t = start
         while t < end:
             if direct:
@@ -217,11 +165,11 @@ def _attend(p, tag, table, first_row, first_pos, num_queries, head, scratch):
                 if t + m < end:
                     ahead = values + table[(t + m) // p.block_size] * p.block_stride * size
                     prefetch(ahead, min(end - t - m, p.block_size) * p.head_dim * size)
-                _weigh(tag, rows, scores + (t - start) * 4, values + at, p.head_dim, m, p.width, acc)
+                weigh(tag, rows, weights + (t - start) * 4, TILE_KV, values + at, p.head_dim, m, p.width, acc)
             else:
                 m = min(end - t, GATHER)
                 _gather(tag, p, table, values, t, m, gathered)
-                _weigh(_F32, rows, scores + (t - start) * 4, gathered, p.width, m, p.width, acc)
+                weigh(_F32, rows, weights + (t - start) * 4, TILE_KV, gathered, p.width, m, p.width, acc)
             t += m
         start = end
 
@@ -250,62 +198,45 @@ def _write(p, size, first_row, last_row, first_head, last_head):
             copy_bytes(p.cache + to * size, p.value + value * size, count)
 
 
-@njit
-def _write_pieces(p, size):
-    while True:
-        first = fetch_add(p.counters + CURSOR, 1) * WRITE_ROWS
-        if first >= p.num_tokens:
-            break
-        _write(p, size, first, min(first + WRITE_ROWS, p.num_tokens), 0, p.num_kv_heads)
+def make_worker(tag: Any) -> Any:
+    """The worker of an element type, still Python: it works on the call whose `PARAMS` record is at an address.
 
+    Nothing but `_attend` is a function of its own below it: Numba generates machine code for each function once more in
+    every function that calls it.
+    """
 
-@njit
-def _attend_items(p, tag):
-    size = element_size(tag)
-    scratch = p.scratch + fetch_add(p.counters + SLOT, 1) * p.scratch_stride * 4
-    item_seq = carray(pointer_to(p.item_seq), p.num_items, np.int32)
-    item_start = carray(pointer_to(p.item_start), p.num_items, np.int32)
-    item_len = carray(pointer_to(p.item_len), p.num_items, np.int32)
-    head_groups = p.num_kv_heads // p.heads_per_item
-    while True:
-        ticket = fetch_add(p.counters + CURSOR, 1)
-        if ticket >= p.num_items * head_groups:
-            break
-        item = ticket // head_groups
-        seq = np.int64(item_seq[item])
-        starts = carray(pointer_to(p.query_start_loc), seq + 2, np.int32)
-        seq_len = np.int64(carray(pointer_to(p.seq_lens), seq + 1, np.int32)[seq])
-        table = carray(pointer_to(p.block_table + seq * p.table_stride * 4), p.table_stride, np.int32)
-        first_row = np.int64(item_start[item])
-        num_queries = np.int64(item_len[item])
-        first_pos = seq_len - starts[seq + 1] + first_row
-        first_head = (ticket % head_groups) * p.heads_per_item
-        last_head = first_head + p.heads_per_item
-        if p.phase == ATTEND_AND_WRITE:
-            _write(p, size, first_row, first_row + num_queries, first_head, last_head)
-        for head in range(first_head, last_head):
-            _attend(p, tag, table, first_row, first_pos, num_queries, head, scratch)
+    def worker(address):
+        p = carray(pointer_to(address), 1, PARAMS)[0]
+        size = element_size(tag)
+        if p.phase == WRITE:
+            while True:
+                first_row = fetch_add(p.counters + CURSOR, 1) * WRITE_ROWS
+                if first_row >= p.num_tokens:
+                    return
+                _write(p, size, first_row, min(first_row + WRITE_ROWS, p.num_tokens), 0, p.num_kv_heads)
 
+        scratch = p.scratch + fetch_add(p.counters + SLOT, 1) * p.scratch_stride * 4
+        item_seq = carray(pointer_to(p.item_seq), p.num_items, np.int32)
+        item_start = carray(pointer_to(p.item_start), p.num_items, np.int32)
+        item_len = carray(pointer_to(p.item_len), p.num_items, np.int32)
+        head_groups = p.num_kv_heads // p.heads_per_item
+        while True:
+            ticket = fetch_add(p.counters + CURSOR, 1)
+            if ticket >= p.num_items * head_groups:
+                return
+            item = ticket // head_groups
+            seq = np.int64(item_seq[item])
+            starts = carray(pointer_to(p.query_start_loc), seq + 2, np.int32)
+            seq_len = np.int64(carray(pointer_to(p.seq_lens), seq + 1, np.int32)[seq])
+            table = carray(pointer_to(p.block_table + seq * p.table_stride * 4), p.table_stride, np.int32)
+            first_row = np.int64(item_start[item])
+            num_queries = np.int64(item_len[item])
+            first_pos = seq_len - starts[seq + 1] + first_row
+            first_head = (ticket % head_groups) * p.heads_per_item
+            last_head = first_head + p.heads_per_item
+            if p.phase == ATTEND_AND_WRITE:
+                _write(p, size, first_row, first_row + num_queries, first_head, last_head)
+            for head in range(first_head, last_head):
+                _attend(p, tag, table, first_row, first_pos, num_queries, head, scratch)
 
-@njit
-def _work(address, tag):
-    p = carray(pointer_to(address), 1, PARAMS)[0]
-    if p.phase == WRITE:
-        _write_pieces(p, element_size(tag))
-    else:
-        _attend_items(p, tag)
-
-
-def worker_bfloat16(address):
-    """Work on the call whose `PARAMS` record is at an address, over bfloat16."""
-    _work(address, np.uint16(0))
-
-
-def worker_float16(address):
-    """The same over float16; the output is float32."""
-    _work(address, np.int16(0))
-
-
-def worker_float32(address):
-    """The same over float32."""
-    _work(address, np.float32(0))
+    return worker

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 
 TILE_KV = 256
@@ -12,6 +14,9 @@ GATHER = 64
 
 MAX_ROWS = 48
 """Rows (queries x heads of a group) of one item, unless one query alone has more."""
+
+TILE_ROWS = 3
+"""Query rows of one register tile: with 4 tokens or 4 vectors of columns they fill 12 of the 16 registers of AVX2."""
 
 WRITE_ROWS = 16
 """Rows whose keys and values are written as one piece."""
@@ -24,12 +29,26 @@ SLOT, CURSOR = 0, 64
 
 NUM_COUNTERS = 16
 
-_ADDRESSES = (
-    "counters",
+OF_CALL = (
+    "phase",
     "query",
     "key",
     "value",
     "out",
+    "sinks",
+    "query_token_stride",
+    "query_head_stride",
+    "key_token_stride",
+    "key_head_stride",
+    "value_token_stride",
+    "value_head_stride",
+    "layer_offset",
+    "window",
+)
+"""What each layer's call sets, at the front of the record and in this order."""
+
+OF_STEP = (
+    "counters",
     "cache",
     "slot_mapping",
     "block_table",
@@ -38,39 +57,34 @@ _ADDRESSES = (
     "item_seq",
     "item_start",
     "item_len",
-    "sinks",
     "scratch",
-)
-
-_NUMBERS = (
-    "phase",
     "num_tokens",
     "num_items",
     "heads_per_item",
-    "query_token_stride",
-    "query_head_stride",
-    "key_token_stride",
-    "key_head_stride",
-    "value_token_stride",
-    "value_head_stride",
     "block_stride",
-    "layer_offset",
     "block_size",
     "table_stride",
     "head_dim",
     "width",
     "group",
     "num_kv_heads",
-    "window",
     "scratch_stride",
     "max_rows",
 )
+"""What all layers of a step share."""
+
+_FLOATS = ("scale", "softcap")
 
 PARAMS = np.dtype(
-    [(name, np.int64) for name in (*_ADDRESSES, *_NUMBERS)] + [("scale", np.float32), ("softcap", np.float32)]
+    [(name, np.int64) for name in OF_CALL]
+    + [(name, np.float32) for name in _FLOATS]
+    + [(name, np.int64) for name in OF_STEP]
 )
-"""Addresses, then numbers. Strides and offsets are in elements; `width` is head_dim rounded up to whole vectors; 0
-stands for no sinks, no window and no soft cap."""
+"""The record. Strides and offsets are in elements; `width` is head_dim rounded up to whole vectors; 0 stands for no
+sinks, no window and no soft cap."""
+
+CALL = struct.Struct(f"={len(OF_CALL)}q{len(_FLOATS)}f")
+"""How the front of the record is packed, in one go: setting fields one by one would take longer than a small batch."""
 
 
 def scratch_floats(max_rows: int, width: int) -> int:

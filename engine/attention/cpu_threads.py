@@ -24,26 +24,27 @@ if TYPE_CHECKING:
 _WORKER = ctypes.CFUNCTYPE(None, ctypes.c_int64)
 
 
-def run(worker: int, argument: int, num_threads: int) -> None:
-    """Call a worker with one integer on num_threads threads at once, and return when all are done.
+def launcher(worker: int, num_threads: int) -> Callable[[int], None]:
+    """A function that calls a worker with one integer on several threads at once and returns when all are done.
 
     Args:
         worker: Address of a C function `void (int64)` that is safe to run concurrently with itself.
-        argument: What each of them is given.
         num_threads: At most as many; the caller's own is one of them.
     """
+    function = _WORKER(worker)
     if num_threads <= 1:
-        _WORKER(worker)(argument)
-        return
+        return function
     parallel = _gomp_parallel()
     if parallel is not None:
-        parallel(worker, argument, num_threads, 0)
-        return
-    function = _WORKER(worker)
-    others = [_pool().submit(function, argument) for _ in range(num_threads - 1)]
-    function(argument)
-    for other in others:
-        other.result()
+        return lambda argument: parallel(worker, argument, num_threads, 0)
+
+    def run(argument: int) -> None:
+        others = [_pool().submit(function, argument) for _ in range(num_threads - 1)]
+        function(argument)
+        for other in others:
+            other.result()
+
+    return run
 
 
 def description() -> str:

@@ -14,6 +14,7 @@ registers, in the inner loop. No fast-math flag is set anywhere: infinities mark
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -22,11 +23,10 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from engine.attention.cpu_params import TILE_ROWS
+
 LANES = 16 if llvm.get_host_cpu_features().get("avx512f") else 8
 """Floats of one vector. On a machine with narrower registers LLVM makes several of one."""
-
-TILE_ROWS = 3
-"""Query rows of one register tile: with 4 tokens or 4 columns they fill 12 of the 16 registers of AVX2."""
 
 TILE_TOKENS = 4
 TILE_CHUNKS = 4
@@ -159,69 +159,129 @@ def _at(builder: Any, row: int, stride: Any, index: Any) -> Any:
     return builder.add(builder.mul(ir.Constant(_I64, row), stride), index)
 
 
-@intrinsic(prefer_literal=True)
-def dot_tile(typingctx, tag, rows, tokens, q, q_stride, k, k_stride, width, out, out_stride):
-    """Scores of `rows` query rows against `tokens` keys: out[r, t] = sum over width of q[r] * k[t].
-
-    rows and tokens are literals; tokens is 1 or TILE_TOKENS; width is a multiple of LANES.
-    """
-    num_rows, num_tokens = rows.literal_value, tokens.literal_value
-
-    def codegen(context, builder, signature, args):
-        _, _, _, q_, qs_, k_, ks_, width_, out_, os_ = args
-        sums = [[cgutils.alloca_once_value(builder, _const(0.0)) for _ in range(num_tokens)] for _ in range(num_rows)]
-        with _range(builder, width_, LANES) as (column, _):
-            queries = [_load(builder, types.float32, q_, _at(builder, r, qs_, column)) for r in range(num_rows)]
-            for t in range(num_tokens):
-                key = _load(builder, tag, k_, _at(builder, t, ks_, column))
-                for r in range(num_rows):
-                    builder.store(_fma(builder, queries[r], key, builder.load(sums[r][t])), sums[r][t])
-        for r in range(num_rows):
-            row = [builder.load(cell) for cell in sums[r]]
-            target = builder.mul(ir.Constant(_I64, r), os_)
-            value = _reduce_add(builder, row[0]) if num_tokens == 1 else _reduce_add_four(builder, row)
-            _store(builder, value, out_, target)
-        return context.get_dummy_value()
-
-    integers = [types.int64] * 7
-    return types.void(tag, rows, tokens, *integers), codegen
-
-
-@intrinsic(prefer_literal=True)
-def weighted_tile(typingctx, tag, rows, chunks, w, w_stride, v, v_stride, num_tokens, acc, acc_stride):
-    """Weighted values: acc[r, :chunks * LANES] += sum over tokens of w[r, t] * v[t], for `rows` rows.
-
-    rows and chunks are literals.
-    """
-    num_rows, num_chunks = rows.literal_value, chunks.literal_value
-
-    def codegen(context, builder, signature, args):
-        _, _, _, w_, ws_, v_, vs_, n_, acc_, as_ = args
-        columns = [ir.Constant(_I64, c * LANES) for c in range(num_chunks)]
-        sums = [
-            [
-                cgutils.alloca_once_value(builder, _load(builder, types.float32, acc_, _at(builder, r, as_, column)))
-                for column in columns
-            ]
-            for r in range(num_rows)
-        ]
-        with _range(builder, n_, 1) as (token, _):
-            row_start = builder.mul(token, vs_)
-            weights = []
+def _dot_tile(builder, tag, num_rows, num_tokens, q, q_stride, k, k_stride, width, out, out_stride):
+    """out[r, t] = sum over width of q[r] * k[t], for a literal number of rows and 1 or TILE_TOKENS tokens."""
+    zero = _const(0.0)
+    sums = [[cgutils.alloca_once_value(builder, zero) for _ in range(num_tokens)] for _ in range(num_rows)]
+    with _range(builder, width, LANES) as (column, _):
+        queries = [_load(builder, types.float32, q, _at(builder, r, q_stride, column)) for r in range(num_rows)]
+        for t in range(num_tokens):
+            key = _load(builder, tag, k, _at(builder, t, k_stride, column))
             for r in range(num_rows):
-                cell = _pointer(builder, w_, _at(builder, r, ws_, token), 4, _F32)
-                weights.append(_splat(builder, builder.load(cell, align=4)))
-            for c, column in enumerate(columns):
-                value = _load(builder, tag, v_, builder.add(row_start, column))
-                for r in range(num_rows):
-                    builder.store(_fma(builder, weights[r], value, builder.load(sums[r][c])), sums[r][c])
+                builder.store(_fma(builder, queries[r], key, builder.load(sums[r][t])), sums[r][t])
+    for r in range(num_rows):
+        row = [builder.load(cell) for cell in sums[r]]
+        total = _reduce_add(builder, row[0]) if num_tokens == 1 else _reduce_add_four(builder, row)
+        _store(builder, total, out, builder.mul(ir.Constant(_I64, r), out_stride))
+
+
+def _weighted_tile(builder, tag, num_rows, num_chunks, w, w_stride, v, v_stride, tokens, acc, acc_stride):
+    """acc[r, :num_chunks * LANES] += sum over tokens of w[r, t] * v[t], for literal numbers of rows and chunks."""
+    columns = [ir.Constant(_I64, c * LANES) for c in range(num_chunks)]
+    places = [[_at(builder, r, acc_stride, column) for column in columns] for r in range(num_rows)]
+    sums = [
+        [cgutils.alloca_once_value(builder, _load(builder, types.float32, acc, place)) for place in row]
+        for row in places
+    ]
+    with _range(builder, tokens, 1) as (token, _):
+        row_start = builder.mul(token, v_stride)
+        weights = []
         for r in range(num_rows):
-            for c, column in enumerate(columns):
-                _store(builder, builder.load(sums[r][c]), acc_, _at(builder, r, as_, column))
+            cell = _pointer(builder, w, _at(builder, r, w_stride, token), 4, _F32)
+            weights.append(_splat(builder, builder.load(cell, align=4)))
+        for c, column in enumerate(columns):
+            value = _load(builder, tag, v, builder.add(row_start, column))
+            for r in range(num_rows):
+                builder.store(_fma(builder, weights[r], value, builder.load(sums[r][c])), sums[r][c])
+    for r in range(num_rows):
+        for c in range(num_chunks):
+            _store(builder, builder.load(sums[r][c]), acc, places[r][c])
+
+
+@contextmanager
+def _row_tiles(builder, rows):
+    """Walk rows in register tiles; yields the first row and a way to emit the body for a tile of literal height.
+
+    Two rows that are left take a tile of three, so that less has to be compiled: scratch has room for the third.
+    """
+    with _range(builder, rows, TILE_ROWS) as (row, _):
+
+        def each(body):
+            several = builder.icmp_signed(">", builder.sub(rows, row), ir.Constant(_I64, 1))
+            with builder.if_else(several) as (then, otherwise):
+                with then:
+                    body(TILE_ROWS)
+                with otherwise:
+                    body(1)
+
+        yield row, each
+
+
+def _steps(builder, stop, tile, body):
+    """Call body(start, size) to emit a loop of whole tiles up to stop, and one of single steps for the rest."""
+    whole = builder.and_(stop, ir.Constant(_I64, -tile))
+    with _range(builder, whole, tile) as (start, _):
+        body(start, tile)
+    with cgutils.for_range_slice(builder, whole, stop, ir.Constant(_I64, 1), intp=_I64) as (start, _):
+        body(start, 1)
+
+
+def _offset(builder, address, index, stride, size):
+    """Address of element index * stride."""
+    return builder.add(address, builder.mul(builder.mul(index, stride), ir.Constant(_I64, size)))
+
+
+@intrinsic
+def scores(typingctx, tag, rows, q, k, k_stride, tokens, width, out, out_stride):
+    """out[r, t] = q[r] . k[t]: q float32 [rows, width], k [tokens, width], width a multiple of LANES."""
+
+    def codegen(context, builder, signature, args):
+        _, rows_, q_, k_, ks_, tokens_, width_, out_, os_ = args
+        one = ir.Constant(_I64, 1)
+        with _row_tiles(builder, rows_) as (row, each):
+            q_row = _offset(builder, q_, row, width_, 4)
+            out_row = _offset(builder, out_, row, os_, 4)
+
+            def tile(num_rows):
+                def body(t, num_tokens):
+                    k_row = _offset(builder, k_, t, ks_, _SIZES[tag])
+                    target = _offset(builder, out_row, t, one, 4)
+                    _dot_tile(builder, tag, num_rows, num_tokens, q_row, width_, k_row, ks_, width_, target, os_)
+
+                _steps(builder, tokens_, TILE_TOKENS, body)
+
+            each(tile)
         return context.get_dummy_value()
 
-    integers = [types.int64] * 7
-    return types.void(tag, rows, chunks, *integers), codegen
+    return types.void(tag, *[types.int64] * 8), codegen
+
+
+@intrinsic
+def weigh(typingctx, tag, rows, w, w_stride, v, v_stride, tokens, width, acc):
+    """acc[r] += sum over t of w[r, t] * v[t]: acc float32 [rows, width], v [tokens, width]; see `scores`."""
+
+    def codegen(context, builder, signature, args):
+        _, rows_, w_, ws_, v_, vs_, tokens_, width_, acc_ = args
+        chunks = builder.sdiv(width_, ir.Constant(_I64, LANES))
+        lanes = ir.Constant(_I64, LANES)
+        with _row_tiles(builder, rows_) as (row, each):
+            w_row = _offset(builder, w_, row, ws_, 4)
+            acc_row = _offset(builder, acc_, row, width_, 4)
+
+            def tile(num_rows):
+                def body(c, num_chunks):
+                    v_column = _offset(builder, v_, c, lanes, _SIZES[tag])
+                    target = _offset(builder, acc_row, c, lanes, 4)
+                    _weighted_tile(
+                        builder, tag, num_rows, num_chunks, w_row, ws_, v_column, vs_, tokens_, target, width_
+                    )
+
+                _steps(builder, chunks, TILE_CHUNKS, body)
+
+            each(tile)
+        return context.get_dummy_value()
+
+    return types.void(tag, *[types.int64] * 8), codegen
 
 
 @intrinsic
