@@ -95,21 +95,23 @@ class KVCacheManager:
         self._num_published[request_id] = len(hits)
         return True
 
-    def publish(self, request: Request, computed_before: int) -> None:
+    def publish(self, request: Request, computed_before: int, table: Sequence[int]) -> None:
         """Note what a forward has written; blocks that are full now can be found from here on.
 
         Args:
             request: Its `num_computed_tokens` already counts the tokens of this forward.
             computed_before: The count before it.
+            table: Its block table.
         """
         request_id, size = request.request_id, self.block_size
         computed = request.num_computed_tokens
-        table = self._tables[request_id]
+        num_full, num_filled = divmod(computed, size)
         ops = self.pool.ops
         if ops is not None:
-            for logical in range(computed_before // size, -(-computed // size)):
-                ops += (_FILL, table[logical], request_id, min(size, computed - logical * size))
-        num_full = computed // size
+            for logical in range(computed_before // size, num_full):
+                ops += (_FILL, table[logical], request_id, size)
+            if num_filled:
+                ops += (_FILL, table[num_full], request_id, num_filled)
         if not self.prefix_caching or num_full == self._num_published[request_id]:
             return
         digests = self._digests_up_to(request, num_full)

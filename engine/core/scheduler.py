@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.scheduler_output import SampledToken, ScheduledRequest, SchedulerOutput
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 __all__ = ["ScheduledRequest", "Scheduler", "SchedulerOutput"]
 
 logger = logging.getLogger("engine")
+
+# Looked up for every running request in every step.
+_RUNNING: Final = RequestStatus.RUNNING
+_DECODE: Final = Phase.DECODE
 
 
 class Scheduler:
@@ -143,16 +147,27 @@ class Scheduler:
         """Choose the next batch and give it its blocks."""
         scheduled: list[ScheduledRequest] = []
         budget = self.max_num_batched_tokens
+        block_table, block_size = self.kv.block_table, self.kv.block_size
+        computed_once = self._computed_once
         for request in tuple(self.running.values()):
             if budget == 0:
                 break
-            if request.status is not RequestStatus.RUNNING:
+            if request.status is not _RUNNING:
                 continue  # gave way to an older one, in this very loop
             start = request.num_computed_tokens
-            num_new = min(request.num_tokens - start, self.max_chunk, budget)
-            if self._make_room(request, start + num_new):
-                scheduled.append(self._share(request, start, num_new))
-                budget -= num_new
+            num_prompt = len(request.prompt_token_ids)
+            num_new = num_prompt + len(request.output_token_ids) - start
+            if num_new > 1:
+                num_new = min(num_new, self.max_chunk, budget)
+            table = block_table(request.request_id)
+            if start + num_new > len(table) * block_size and not self._make_room(request, start + num_new):
+                continue
+            if start >= num_prompt and request.request_id not in computed_once:
+                phase = _DECODE
+            else:
+                phase = self._phase_of(request, start)
+            scheduled.append(ScheduledRequest(request, phase, start, num_new, table))
+            budget -= num_new
         budget = self._admit(scheduled, budget)
         self._tell_who_waits_behind()
         return SchedulerOutput(scheduled, self.max_num_batched_tokens - budget)
@@ -170,9 +185,9 @@ class Scheduler:
         """
         tokens: list[SampledToken] = []
         publish = self.kv.publish
-        for (request, _, start, num_scheduled, _), token_id in zip(output.scheduled, sampled, strict=True):
+        for (request, _, start, num_scheduled, table), token_id in zip(output.scheduled, sampled, strict=True):
             request.num_computed_tokens = start + num_scheduled
-            publish(request, start)
+            publish(request, start, table)
             if token_id is not None:
                 request.output_token_ids.append(token_id)
                 tokens.append(SampledToken(request, token_id, self._end_of(request, token_id)))
@@ -187,14 +202,10 @@ class Scheduler:
             return FinishReason.LENGTH
         return None
 
-    def _share(self, request: Request, start: int, num_new: int) -> ScheduledRequest:
+    def _phase_of(self, request: Request, start: int) -> Phase:
         if start < self._computed_once.get(request.request_id, 0):
-            phase = Phase.RECOMPUTE
-        elif start < len(request.prompt_token_ids):
-            phase = Phase.PREFILL
-        else:
-            phase = Phase.DECODE
-        return ScheduledRequest(request, phase, start, num_new, self.kv.block_table(request.request_id))
+            return Phase.RECOMPUTE
+        return Phase.PREFILL if start < len(request.prompt_token_ids) else Phase.DECODE
 
     # ------------------------------------------------------------------ pressure
 
@@ -273,7 +284,8 @@ class Scheduler:
                 break
             start = self._start(request, hits, {"needs": total - len(hits), "free": free})
             num_new = min(known - start, self.max_chunk, budget)
-            scheduled.append(self._share(request, start, num_new))
+            phase, table = self._phase_of(request, start), kv.block_table(request.request_id)
+            scheduled.append(ScheduledRequest(request, phase, start, num_new, table))
             budget -= num_new
         return budget
 

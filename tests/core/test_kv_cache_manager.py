@@ -27,7 +27,7 @@ def admit(kv: KVCacheManager, req: Request) -> list[int] | None:
 def compute(kv: KVCacheManager, req: Request, upto: int | None = None) -> None:
     before = req.num_computed_tokens
     req.num_computed_tokens = req.num_tokens if upto is None else upto
-    kv.publish(req, before)
+    kv.publish(req, before, kv.block_table(req.request_id))
 
 
 def state(kv: KVCacheManager) -> object:
