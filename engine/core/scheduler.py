@@ -12,13 +12,12 @@ overtaken; and since a step serves the running ones in that order, whoever gives
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
-from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.scheduler_output import SampledToken, ScheduledRequest, SchedulerOutput
+from engine.core.wait_reasons import WaitReasons
 from engine.request import FinishReason, Request, RequestStatus
 from engine.trace.events import Decision, DecisionKind, Phase, Reason
 
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from engine.config import EngineConfig
 
 __all__ = ["ScheduledRequest", "Scheduler", "SchedulerOutput"]
-
-logger = logging.getLogger("engine")
 
 # Looked up for every running request in every step.
 _RUNNING: Final = RequestStatus.RUNNING
@@ -71,10 +68,7 @@ class Scheduler:
         self.prefix_queried_tokens = 0
         self.prefix_hit_tokens = 0
         self._computed_once: dict[int, int] = {}
-        self._wait_told: dict[int, Decision] = {}
-        self._block_misses: dict[int, int] = {}
-        self._num_arrived = 0
-        self._order_changed = False
+        self._wait_reasons = WaitReasons()
 
     # ------------------------------------------------------------------ in and out
 
@@ -102,7 +96,7 @@ class Scheduler:
             )
         else:
             self.waiting[request.request_id] = request
-            self._num_arrived += 1
+            self._wait_reasons.arrived()
 
     def max_tokens(self, request: Request) -> int:
         """Most tokens that the request will generate: what it asks for, capped by max_model_len."""
@@ -128,8 +122,9 @@ class Scheduler:
             return
         request_id = request.request_id
         if self.running.pop(request_id, None) is None and self.waiting.pop(request_id, None) is not None:
-            self._left_waiting(request)
-            self._order_changed = True
+            self._wait_reasons.left(request_id)
+            self._wait_reasons.order_changed()
+            self.num_preempted -= request.status is RequestStatus.PREEMPTED
         request.status = reason.status
         request.finish_reason = reason
         request.error = error
@@ -169,7 +164,7 @@ class Scheduler:
             scheduled.append(ScheduledRequest(request, phase, start, num_new, table))
             budget -= num_new
         budget = self._admit(scheduled, budget)
-        self._tell_who_waits_behind()
+        self.decisions += self._wait_reasons.others_wait(self.waiting)
         return SchedulerOutput(scheduled, self.max_num_batched_tokens - budget)
 
     def update(self, output: SchedulerOutput, sampled: Sequence[int | None]) -> list[SampledToken]:
@@ -241,7 +236,7 @@ class Scheduler:
         del self.running[request_id]
         self.waiting[request_id] = victim
         self.waiting.move_to_end(request_id, last=False)
-        self._order_changed = True
+        self._wait_reasons.order_changed()
         self.num_preempted += 1
         self.num_preemptions += 1
 
@@ -264,11 +259,11 @@ class Scheduler:
             request = next(iter(self.waiting.values()))
             if len(self.running) >= self.max_num_seqs:
                 numbers = {"running": len(self.running), "limit": self.max_num_seqs}
-                self._tell_wait(request, Reason.SEQUENCE_CAP, numbers)
+                self.decisions += self._wait_reasons.head_waits(request, Reason.SEQUENCE_CAP, numbers)
                 break
             if budget == 0:
-                limit = self.max_num_batched_tokens
-                self._tell_wait(request, Reason.TOKEN_BUDGET, {"scheduled": limit, "limit": limit})
+                numbers = {"scheduled": self.max_num_batched_tokens, "limit": self.max_num_batched_tokens}
+                self.decisions += self._wait_reasons.head_waits(request, Reason.TOKEN_BUDGET, numbers)
                 break
             known = request.num_tokens
             total = kv.num_blocks_for(known)
@@ -278,9 +273,8 @@ class Scheduler:
             hits = kv.get_computed_blocks(request)
             free = pool.num_free
             if not kv.allocate_slots(request, known, hits):
-                request_id = request.request_id
-                self._block_misses[request_id] = self._block_misses.get(request_id, 0) + 1
-                self._tell_wait(request, Reason.NO_BLOCKS, {"needs": kv.num_free_needed(known, hits), "free": free})
+                numbers = {"needs": kv.num_free_needed(known, hits), "free": free}
+                self.decisions += self._wait_reasons.head_waits(request, Reason.NO_BLOCKS, numbers)
                 break
             start = self._start(request, hits, {"needs": total - len(hits), "free": free})
             num_new = min(known - start, self.max_chunk, budget)
@@ -295,7 +289,8 @@ class Scheduler:
         start = len(hits) * self.kv.block_size
         resumed = request.status is RequestStatus.PREEMPTED
         del self.waiting[request_id]
-        self._left_waiting(request)
+        self._wait_reasons.left(request_id)
+        self.num_preempted -= resumed
         self.running[request_id] = request
         request.status = RequestStatus.RUNNING
         request.num_computed_tokens = start
@@ -306,34 +301,3 @@ class Scheduler:
         kind = DecisionKind.RESUMED if resumed else DecisionKind.ADMITTED
         self.decisions.append(Decision(kind, request_id, Reason.FITS, numbers | {"cached_tokens": start}))
         return start
-
-    # ------------------------------------------------------------------ why somebody waits
-
-    def _left_waiting(self, request: Request) -> None:
-        request_id = request.request_id
-        self._wait_told.pop(request_id, None)
-        misses = self._block_misses.pop(request_id, 0)
-        if misses:
-            logger.info("request %d waited for blocks: not enough were free in %d steps", request_id, misses)
-        if request.status is RequestStatus.PREEMPTED:
-            self.num_preempted -= 1
-
-    def _tell_wait(self, request: Request, reason: Reason, numbers: dict[str, int]) -> None:
-        """Note why a request waits, unless that was the last thing noted about it."""
-        decision = Decision(DecisionKind.WAITS, request.request_id, reason, numbers)
-        if self._wait_told.get(request.request_id) != decision:
-            self._wait_told[request.request_id] = decision
-            self.decisions.append(decision)
-
-    def _tell_who_waits_behind(self) -> None:
-        """Note for all but the head whom they wait behind: all of them if the order changed, else the new ones."""
-        num_new, self._num_arrived = self._num_arrived, 0
-        if not self._order_changed and not num_new:
-            return
-        count = len(self.waiting) if self._order_changed else num_new + 1
-        self._order_changed = False
-        behind: Request | None = None
-        for request in islice(reversed(self.waiting.values()), count):
-            if behind is not None:
-                self._tell_wait(behind, Reason.BEHIND, {"ahead": request.request_id})
-            behind = request

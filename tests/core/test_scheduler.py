@@ -126,8 +126,8 @@ def test_each_waiting_request_has_its_reason_and_is_not_told_twice():
     assert bench.decisions() == [
         (ADMITTED, 0, Reason.FITS, {"needs": 1, "free": 64, "cached_tokens": 0}),
         (WAITS, 1, Reason.SEQUENCE_CAP, {"running": 1, "limit": 1}),
-        (WAITS, 3, Reason.BEHIND, {"ahead": 2}),
         (WAITS, 2, Reason.BEHIND, {"ahead": 1}),
+        (WAITS, 3, Reason.BEHIND, {"ahead": 2}),
     ]
     bench.step()
     assert bench.decisions() == []
