@@ -64,10 +64,12 @@ class BatchTimeline(LinePanel):
         room = height - heading - legend
         there = history.requests(first)
         self._choose(view, there, room)
-        dot = view.glyphs.dot
-        title = f"Batch per iteration {view.glyphs.horizontal} average {history.rates().average_batch:.1f}"
+        parts = [f"average {history.rates().average_batch:.1f}"]
         hidden = len(there) - len(self._shown)
-        self.set_title(f"{title} {dot} {hidden} more" if hidden > 0 else title)
+        if hidden > 0:
+            parts.append(f"{hidden} more")
+        glyphs = view.glyphs
+        self.set_title("Batch per iteration", f"{glyphs.horizontal} {f' {glyphs.dot} '.join(parts)}")
         keys: list[Hashable] = [("heading", first, stop)] if heading else []
         for request, live in self._shown:
             marks = history.marks(request, first, stop)
@@ -171,11 +173,12 @@ def _draw_heading(view: View, first: int, stop: int, width: int) -> Strip:
 def _draw_legend(view: View, width: int) -> Strip:
     palette, glyphs = view.palette, mark_row(view.glyphs)
     roomy = sum(len(word) + 4 for _, word in _LEGEND) < width
+    joint = " " if roomy else "=" if view.glyphs.ascii else ""
     line = Line(width, palette.blank).gap(_GUTTER if width > 80 else 1)
     for mark, word in _LEGEND:
         if line.room < len(word) + 3:
             break
-        line.add(glyphs[mark], palette.text).gap(roomy).add(word, palette.muted).gap(1 + roomy)
+        line.add(glyphs[mark], palette.text).add(joint, palette.muted).add(word, palette.muted).gap(1 + roomy)
     return line.strip()
 
 

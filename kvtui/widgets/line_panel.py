@@ -9,6 +9,7 @@ from rich.segment import Segment
 from textual.content import Content
 from textual.strip import Strip
 
+from kvtui.safe_text import width as cells_of
 from kvtui.view import Panel
 from kvtui.widgets.line import Line
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from kvtui.view import View
 
 _MOST_STRIPS = 2048
+_BORDER_AROUND_TITLE = 6
 
 
 class LinePanel(Panel):
@@ -104,8 +106,18 @@ class LinePanel(Panel):
         palette = self.view.palette
         return Line(self.size.width, palette.blank).gap().add(text, palette.muted).strip()
 
-    def set_title(self, title: str) -> None:
-        """Put a title into the border, as plain text; nothing happens where it is there already."""
+    def set_title(self, *parts: str, separator: str = " ") -> None:
+        """Put a title into the border, as plain text; nothing happens where it is there already.
+
+        Args:
+            parts: The first always shows; of the others as many as fit.
+            separator: Stands between the parts.
+        """
+        room = self.outer_size.width - _BORDER_AROUND_TITLE
+        count = len(parts)
+        while count > 1 and cells_of(separator.join(parts[:count])) > room > 0:
+            count -= 1
+        title = separator.join(parts[:count])
         if title != self._title:
             self._title = title
             self.border_title = Content(title)

@@ -42,6 +42,7 @@ class RequestTable(LinePanel):
         super().__init__(id=id, classes=classes)
         self._order: list[int] = []
         self._place: dict[int, int] = {}
+        self._counts = ["none"]
         self._ordered_for: tuple[object, ...] = ()
         self._cursor: int | None = None
         self._at = 0
@@ -89,13 +90,12 @@ class RequestTable(LinePanel):
         self._order = [r.request for group in (running, waiting, ended) for r in group]
         self._num_live = len(running) + len(waiting)
         self._place = {request: i for i, request in enumerate(self._order)}
-        dot = view.glyphs.dot
-        title = f"Requests {view.glyphs.horizontal} {len(running)} running {dot} {len(waiting) - preempted} waiting"
+        counts = [f"{len(running)} running", f"{len(waiting) - preempted} waiting"]
         if preempted:
-            title += f" {dot} {preempted} preempted"
+            counts.append(f"{preempted} preempted")
         if ended:
-            title += f" {dot} {len(ended)} ended"
-        self.set_title(title)
+            counts.append(f"{len(ended)} ended")
+        self._counts = counts
 
     @property
     def _header_rows(self) -> int:
@@ -136,6 +136,9 @@ class RequestTable(LinePanel):
 
     def rows(self, view: View, width: int, height: int) -> Sequence[Hashable]:
         """The heading and the requests of the window."""
+        first, *others = self._counts
+        glyphs = view.glyphs
+        self.set_title(f"Requests {glyphs.horizontal} {first}", *others, separator=f" {glyphs.dot} ")
         if not self._order:
             return _empty_state(view)
         columns = columns_for(width, self._prefer_text)

@@ -104,3 +104,15 @@ async def test_an_unchanged_view_refreshes_nothing(panel_class, busy, monkeypatc
         monkeypatch.setattr(panel, "refresh", lambda *regions, **kwargs: refreshed.append(regions))
         panel.update_view(busy.view(), [], False)
         assert refreshed == []
+
+
+async def test_a_title_is_shortened_by_whole_parts_and_is_never_markup():
+    panel = RequestTable()
+    panel.styles.border = ("round", "white")
+    async with shown(panel, busy_session().view(), 44, 12) as pilot:
+        assert panel.border_title.endswith("waiting")
+        await pilot.resize_terminal(120, 12)
+        panel.update_view(busy_session().view(), [], False)
+        assert panel.border_title.endswith("ended")
+        panel.set_title("[red]x[/red] y")
+        assert panel._border_title.plain == "[red]x[/red] y"
