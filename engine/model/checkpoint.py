@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,10 +46,11 @@ def find_checkpoint(model: str, progress: Callable[[str], None] = lambda _: None
     """
     if model == EMBEDDED_MODEL:
         return Checkpoint(embedded_model(progress), EMBEDDED_NAME)
-    path = Path(model).expanduser()
-    if path.is_dir():
+    # os.path rather than Path: any text is a question with an answer, be it too long or no user's home.
+    path = Path(os.path.expanduser(model))  # noqa: PTH111
+    if model and os.path.isdir(path):  # noqa: PTH112
         return _checked(path, path.resolve().name)
-    if path.exists():
+    if model and os.path.exists(path):  # noqa: PTH110
         raise ConfigError(f"the model {model!r} is a file: name the folder that holds it and its config.json")
     if not model or path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
         raise ConfigError(f"the model {model!r} does not exist: name {EMBEDDED_MODEL}, a folder, or a hub id")

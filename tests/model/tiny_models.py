@@ -63,15 +63,19 @@ FAMILIES = tuple(_MAKERS)
 
 def fresh_model(family: str) -> Any:
     """A model in eval mode with weights large enough that its logits are far apart."""
-    torch.manual_seed(len(family))
-    model = _MAKERS[family]().eval()
+    return randomise(_MAKERS[family](), seed=len(family))
+
+
+def randomise(model: Any, seed: int = 0) -> Any:
+    """Give a model such weights, norms away from 1 and biases away from 0 too."""
+    torch.manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 2:
                 parameter.normal_(0.0, 0.25 if "embed" not in name and "wte" not in name else 1.0)
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
-    return model
+    return model.eval()
 
 
 @functools.cache
