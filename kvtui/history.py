@@ -115,7 +115,7 @@ def waste_of(state: PoolState) -> Waste:
     """Measure the memory of a state; zeros where nothing is in use. Costs one pass over the blocks."""
     header = state.header
     used = int(state.used)
-    held = int(state.filled[state.refs > 0].sum(dtype=np.int64)) if used else 0
+    held = _held_tokens(state) if used else 0
     tokens = longest = 0
     for request in state.requests.values():
         if request.table and not RequestStatus(request.status).is_finished:
@@ -132,6 +132,14 @@ def waste_of(state: PoolState) -> Waste:
         reserved_waste=1 - tokens / longest if longest else 0.0,
         bytes=held * header.model.kv_bytes_per_token,
     )
+
+
+def _held_tokens(state: PoolState) -> int:
+    """Filled slots of blocks in use. The dot product costs a third of a sum, but reckons in 32 bits."""
+    in_use = state.refs > 0
+    if len(in_use) * state.header.block_size < 2**31:
+        return int(np.dot(state.filled, in_use))
+    return int((state.filled * in_use).sum(dtype=np.int64))
 
 
 class Rates(NamedTuple):

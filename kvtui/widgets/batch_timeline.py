@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from kvtui.view import View
 
-_GUTTER = 6
+_DIGITS = 5
+_MOST_DIGITS = 11
 _LEGEND_FROM_HEIGHT = 6
 _WHEEL_ROWS = 3
 _LEGEND = (
@@ -51,7 +52,9 @@ class BatchTimeline(LinePanel):
     def rows(self, view: View, width: int, height: int) -> Sequence[Hashable]:
         """A heading, the requests, and a legend where there is room for one."""
         history = view.history
-        columns = width - _GUTTER
+        newest = next(reversed(view.state.requests), 0)
+        digits = min(max(_DIGITS, len(str(newest)) + 1), _MOST_DIGITS)
+        columns = width - digits - 1
         if not len(history):
             self.set_title("Batch per iteration")
             return ["", "No iteration yet: nothing was scheduled." if height > 2 else "No iteration yet."]
@@ -70,10 +73,10 @@ class BatchTimeline(LinePanel):
             parts.append(f"{hidden} more")
         glyphs = view.glyphs
         self.set_title("Batch per iteration", f"{glyphs.horizontal} {f' {glyphs.dot} '.join(parts)}")
-        keys: list[Hashable] = [("heading", first, stop)] if heading else []
+        keys: list[Hashable] = [("heading", first, stop, digits)] if heading else []
         for request, live in self._shown:
             marks = history.marks(request, first, stop)
-            keys.append((request, live, view.selected_request, marks.tobytes()))
+            keys.append((request, live, view.selected_request, marks.tobytes(), digits))
         keys += [""] * (room - len(self._shown))
         if legend:
             keys.append(("legend",))
@@ -104,10 +107,10 @@ class BatchTimeline(LinePanel):
         """The heading, the legend or one request."""
         assert isinstance(key, tuple)
         if key[0] == "heading":
-            return _draw_heading(view, key[1], key[2], width)
+            return _draw_heading(view, key[1], key[2], key[3], width)
         if key[0] == "legend":
             return _draw_legend(view, width)
-        return _draw_request(view, key[0], key[1], key[3], width)
+        return _draw_request(view, key[0], key[1], key[3], key[4], width)
 
     # -- acting --------------------------------------------------------------------------------------------------
 
@@ -159,9 +162,9 @@ class BatchTimeline(LinePanel):
             self.post_message(RequestSelected(None if request == self.view.selected_request else request))
 
 
-def _draw_heading(view: View, first: int, stop: int, width: int) -> Strip:
+def _draw_heading(view: View, first: int, stop: int, digits: int, width: int) -> Strip:
     palette = view.palette
-    line = Line(width, palette.blank).add("step".rjust(_GUTTER - 1), palette.faint)
+    line = Line(width, palette.blank).add("step".rjust(digits), palette.faint)
     left, right = str(first), str(stop - 1)
     start = width - (stop - first)
     if start + len(left) + len(right) + 3 <= width:
@@ -174,7 +177,7 @@ def _draw_legend(view: View, width: int) -> Strip:
     palette, glyphs = view.palette, mark_row(view.glyphs)
     roomy = sum(len(word) + 4 for _, word in _LEGEND) < width
     joint = " " if roomy else "=" if view.glyphs.ascii else ""
-    line = Line(width, palette.blank).gap(_GUTTER if width > 80 else 1)
+    line = Line(width, palette.blank).gap(_DIGITS + 1 if width > 80 else 1)
     for mark, word in _LEGEND:
         if line.room < len(word) + 3:
             break
@@ -182,13 +185,13 @@ def _draw_legend(view: View, width: int) -> Strip:
     return line.strip()
 
 
-def _draw_request(view: View, request: int, live: bool, marks: bytes, width: int) -> Strip:
+def _draw_request(view: View, request: int, live: bool, marks: bytes, digits: int, width: int) -> Strip:
     palette = view.palette
     selected = view.selected_request
     hue = palette.hue(request, selected)
     dimmed = selected is not None and selected != request
     label = hue if live else palette.faint if dimmed else palette.muted
-    line = Line(width, palette.blank).add(str(request)[1 - _GUTTER :].rjust(_GUTTER - 1), label).gap()
+    line = Line(width, palette.blank).add(str(request)[-digits:].rjust(digits), label).gap()
     line.to(width - len(marks))
     glyphs = mark_row(view.glyphs)
     styles: dict[int, Style] = {

@@ -49,9 +49,16 @@ class Columns(NamedTuple):
     text: int
 
 
-def columns_for(cells: int, prefer_text: bool) -> Columns:
-    """Lay the columns out; each takes one cell more than its width, for the space before it."""
-    number, state, computed, blocks = 4, 11, 9, 6
+def columns_for(cells: int, prefer_text: bool = False, digits: int = 4) -> Columns:
+    """Lay the columns out; each takes one cell more than its width, for the space before it.
+
+    Args:
+        cells: Width of the panel.
+        prefer_text: Whether the text gets the last column where there is no room for the block table too.
+        digits: Of the largest request number.
+    """
+    number = min(max(digits, 4), 10)
+    state, computed, blocks = 11, 9, 6
     name = out = prefix = 0
     if cells >= 60:
         out, prefix = 4, 6

@@ -50,6 +50,7 @@ class RequestTable(LinePanel):
         self._cursor_leads = True
         self._cursor_lived = False
         self._num_live = 0
+        self._newest = -1
         self._selected: int | None = None
         self._prefer_text = False
 
@@ -58,8 +59,8 @@ class RequestTable(LinePanel):
     def follow(self, view: View, steps: Sequence[StepTrace], reset: bool) -> None:
         """Order the requests again where any of them can have moved."""
         state = view.state
-        newest = next(reversed(state.requests), -1)
-        ordered_for = (id(state), state.step, len(state.requests), newest)
+        self._newest = next(reversed(state.requests), -1)
+        ordered_for = (id(state), state.step, len(state.requests), self._newest)
         if reset or steps or ordered_for != self._ordered_for:
             self._ordered_for = ordered_for
             self._sort(view)
@@ -141,7 +142,7 @@ class RequestTable(LinePanel):
         self.set_title(f"Requests {glyphs.horizontal} {first}", *others, separator=f" {glyphs.dot} ")
         if not self._order:
             return _empty_state(view)
-        columns = columns_for(width, self._prefer_text)
+        columns = columns_for(width, self._prefer_text, len(str(self._newest)))
         state, selected = view.state, view.selected_request
         marked_request = self._order[self._marked_place] if self.has_focus else None
         keys: list[Hashable] = [("heading", columns)] if self._header_rows else []

@@ -116,3 +116,15 @@ async def test_a_title_is_shortened_by_whole_parts_and_is_never_markup():
         assert panel.border_title.endswith("ended")
         panel.set_title("[red]x[/red] y")
         assert panel._border_title.plain == "[red]x[/red] y"
+
+
+@pytest.mark.parametrize("panel_class", [RequestTable, BatchTimeline])
+async def test_large_request_numbers_are_shown_whole(panel_class):
+    session = busy_session(3)
+    request = session.state.requests.pop(11)
+    request.request = 1_234_567
+    session.state.requests[1_234_567] = request
+    session.run(1)
+    panel = panel_class()
+    async with shown(panel, session.view(), 98, 22):
+        assert any(" 1234567 " in line for line in lines(panel))
