@@ -17,7 +17,7 @@ COMMANDS = {
     "play": "Play a recording. It needs no model and no torch.",
     "recordings": "List the packaged recordings.",
     "inject": "Send requests to a running session and report latency and throughput.",
-    "inspect": "Report on a recording: its header, its counts, and whether its states hold together.",
+    "inspect": "Report on a recording: its header, its counts, and whether the invariants hold after every step.",
     "doctor": "Say what kvtui finds on this machine, and what to do about what is missing.",
 }
 """Each command's one line; command `x` is `x_command` in `kvtui.cli.x`."""

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from kvtui.cli.errors import UsageError
+from kvtui.cli.errors import UsageError, say
 
 
 def play_command(
     recording: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME|FILE]", help="A packaged recording, or a file.", show_default=False),
+        typer.Argument(metavar="NAME|FILE", help="A packaged recording, or a file.", show_default=False),
     ] = None,
     speed: Annotated[float, typer.Option(min=0.25, max=16.0, help="Times the recorded speed.")] = 1.0,
     start: Annotated[int, typer.Option(min=0, help="The step to begin at.")] = 0,
@@ -38,12 +38,14 @@ def play_command(
         path = packaged[0].path
     else:
         path = find_recording(recording)
-    problem = terminal_problem()
     from engine.trace.reader import Recording
 
     opened = Recording.open(path)
+    if not opened.complete:
+        say(f"{path} was cut off; the {opened.num_steps} steps that it still has are played")
     if start >= max(1, opened.num_steps):
         raise UsageError(f"--start {start} is behind the end: {path} has steps 0 to {opened.num_steps - 1}")
+    problem = terminal_problem()
     if problem is not None:
         raise UsageError(problem)
     from kvtui.app import run_app

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvtui.cli.errors import UsageError, say
+
+if TYPE_CHECKING:
+    from engine.trace.reader import Recording
 
 _SUFFIX = ".mcap"
 
@@ -37,7 +40,7 @@ class Listed:
 def recordings_command(
     folder: Annotated[
         Path | None,
-        typer.Argument(metavar="[FOLDER]", help="List the recordings in a folder instead.", show_default=False),
+        typer.Argument(metavar="FOLDER", help="List the recordings in a folder instead.", show_default=False),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
@@ -65,24 +68,25 @@ def packaged_recordings(folder: Path | None = None) -> list[Listed]:
     listed = []
     for path in sorted((folder or packaged_folder("recordings")).glob(f"*{_SUFFIX}")):
         try:
-            recording = Recording.open(path)
+            with Recording.open(path) as recording:
+                listed.append(_listed(recording))
         except RecordingError as error:
             say(str(error))
-            continue
-        header = recording.header
-        listed.append(
-            Listed(
-                name=path.stem,
-                title=_line(header.title),
-                description=_line(header.description),
-                model=_line(header.model.name),
-                steps=recording.num_steps,
-                duration_s=round(recording.duration_ns / 1e9, 3),
-                size_bytes=path.stat().st_size,
-                path=path,
-            )
-        )
     return listed
+
+
+def _listed(recording: Recording) -> Listed:
+    header = recording.header
+    return Listed(
+        name=recording.path.stem,
+        title=_line(header.title),
+        description=_line(header.description),
+        model=_line(header.model.name),
+        steps=recording.num_steps,
+        duration_s=round(recording.duration_ns / 1e9, 3),
+        size_bytes=recording.size,
+        path=recording.path,
+    )
 
 
 def find_recording(reference: str) -> Path:

@@ -27,6 +27,12 @@ REPEAT_AFTER_S = 5.0
 """Pause of a dashboard session between the end of its workload and starting it again."""
 
 
+SIMULATED = "simulated"
+"""`--model simulated` runs the whole engine without a model."""
+SIMULATED_MODEL_LEN = 8192
+"""Its tokens are short, many of them bytes, so that a text has several times as many as with a real tokenizer."""
+
+
 class DTypeName(enum.StrEnum):
     """Of weights and KV cache."""
 
@@ -75,8 +81,14 @@ def run_command(
         int, typer.Option(help="Of one prompt in one iteration; 0: no limit.", rich_help_panel=_ENGINE)
     ] = _scheduler.max_prefill_chunk,
     max_model_len: Annotated[
-        int, typer.Option(help="Longest request, prompt and output.", rich_help_panel=_ENGINE)
-    ] = _scheduler.max_model_len,
+        int | None,
+        typer.Option(
+            help=f"Longest request, prompt and output. (default: {_scheduler.max_model_len}; simulated: "
+            f"{SIMULATED_MODEL_LEN})",
+            show_default=False,
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of sampling and arrivals.", rich_help_panel=_ENGINE)] = 0,
     workload: Annotated[
         str, typer.Option(metavar="NAME|FILE", help="chat, rag, burst, long, a file, or none.", rich_help_panel=_WORK)
@@ -149,7 +161,7 @@ def run_command(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_prefill_chunk=max_prefill_chunk,
-            max_model_len=max_model_len,
+            max_model_len=_model_len(model, max_model_len),
         ),
         seed=seed,
     )
@@ -162,7 +174,7 @@ def run_command(
             if given:
                 raise UsageError(f"{flag} goes with --headless: add it, or leave {flag} out")
         _require_terminal()
-    asked = prepared(workload, rate=rate, num=num, seed=seed, max_model_len=max_model_len)
+    asked = prepared(workload, rate=rate, num=num, seed=seed, max_model_len=config.scheduler.max_model_len)
     if headless and asked is None and listen is None:
         raise UsageError("there would be nothing to do: give a --workload, or an address to --listen on")
     if record is not None:
@@ -184,6 +196,12 @@ def run_command(
         _headless(engine, asked, bound, record, serving=serving, steps=steps, as_json=as_json)
     else:
         _on_screen(engine, asked, bound, record, once=once, steps=steps, theme=theme, ascii_only=ascii_only)
+
+
+def _model_len(model: str, asked: int | None) -> int:
+    if asked is not None:
+        return asked
+    return SIMULATED_MODEL_LEN if model == SIMULATED else _scheduler.max_model_len
 
 
 def _require_terminal() -> None:

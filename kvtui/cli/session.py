@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     Bound = tuple[socket.socket, str | None]
     """A socket that listens, and the token that callers need."""
 
-SIMULATED = "simulated"
-"""`--model simulated` runs the whole engine without a model."""
-
 _SERVING_PACKAGES = ("starlette", "uvicorn")
 _INSTALL = "pip install 'kvtui[engine]'"
 
@@ -52,7 +49,7 @@ def open_engine(config: EngineConfig, title: str, description: str) -> PagedEngi
     Raises:
         ConfigError: packages are not installed, the model is unknown, or the settings do not go with it.
     """
-    if config.model.model == SIMULATED:
+    if config.model.model == "simulated":
         from engine.simulated import simulated_engine
 
         return simulated_engine(
