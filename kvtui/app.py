@@ -17,6 +17,7 @@ from kvtui.capture_output import OutputCapture
 from kvtui.glyphs import choose_glyphs
 from kvtui.history import History
 from kvtui.pace import Pace
+from kvtui.paint import Painter
 from kvtui.palette import Palette, ThemeError, load_palettes
 from kvtui.screens.find import FindScreen, find
 from kvtui.screens.help import HelpScreen
@@ -126,6 +127,7 @@ class KvtuiApp(App[None]):
         self._selected_block: int | None = None
         self._generation = source.generation
         self._pace = Pace()
+        self.painter = Painter(self)
         self._reset = True
         self._changed = True
         self._log_lines = 0
@@ -264,7 +266,11 @@ class KvtuiApp(App[None]):
     def draw(self, steps: Sequence[Any] = ()) -> None:
         """Hand the present view to the panels."""
         reset, self._reset, self._changed = self._reset, False, False
-        self.main.update(self.view(), steps, reset)
+        main = self.main
+        uncovered = self.screen is main and not self._notifications and not self.is_headless
+        self.painter.begin(uncovered and not main.settling)
+        main.update(self.view(), steps, reset)
+        self.painter.flush()
 
     def view(self) -> View:
         """The present moment, as the panels see it."""

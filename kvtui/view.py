@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
     from textual.filter import LineFilter
 
-    from engine.trace.state import PoolState
-
     from engine.trace.events import StepTrace
+    from engine.trace.state import PoolState
     from kvtui.glyphs import Glyphs
     from kvtui.history import History
     from kvtui.palette import Palette
@@ -90,6 +89,14 @@ class Panel(ScrollView, can_focus=True, inherit_bindings=False):
         """None where the strips hold exact colours already: the filters are over half the cost of a frame."""
         palette = self.view.palette if self.view is not None else None
         return [] if palette is not None and not palette.ansi and not palette.mono else self.app.get_line_filters()
+
+    def refresh_lines(self, y_start: int, line_count: int = 1) -> None:
+        """Have lines drawn again, y counted from the top of what can be scrolled to; the short way where it is open."""
+        painter = getattr(self.app, "painter", None) if self.is_attached else None
+        y = y_start - self.scroll_offset.y
+        inside = y >= 0 and y + line_count <= self.size.height
+        if painter is None or not inside or not painter.take(self, y + self.gutter.top, line_count):
+            super().refresh_lines(y_start, line_count)
 
     def update_view(self, view: View, steps: Sequence[StepTrace], reset: bool) -> None:
         """Take a new view.

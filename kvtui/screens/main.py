@@ -9,6 +9,7 @@ from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import Static
 
+from kvtui.paint import show_title
 from kvtui.terminal import MIN_HEIGHT, MIN_WIDTH, WIDE
 from kvtui.view import Panel
 from kvtui.widgets.batch_timeline import BatchTimeline
@@ -101,6 +102,7 @@ class MainScreen(Screen[None]):
         self._panels: list[Panel] = []
         self._stale: set[Panel] = set()
         self._view: View | None = None
+        self._title = ""
 
     def compose(self) -> ComposeResult:
         """Every panel once; the layout decides where, and whether, it is seen."""
@@ -127,6 +129,11 @@ class MainScreen(Screen[None]):
         self._stale.update(self._panels)
         self.place_panels()
         self.grid.focus()
+
+    @property
+    def settling(self) -> bool:
+        """Whether a new layout is on its way, so that places on screen are not to be relied on."""
+        return self._layout_required or not self._compositor.size
 
     def on_resize(self) -> None:
         """Choose the layout that fits."""
@@ -189,9 +196,10 @@ class MainScreen(Screen[None]):
         counts = f" {dot} ".join(
             (f"{state.used:,} used", f"{state.cached:,} cached", f"{state.free:,} free of {state.header.num_blocks:,}")
         )
-        title = Content(f"Physical blocks {view.glyphs.horizontal} {counts}")
-        if frame.border_title != title:
-            frame.border_title = title
+        title = f"Physical blocks {view.glyphs.horizontal} {counts}"
+        if title != self._title:
+            self._title = title
+            show_title(frame, Content(title))
         self.legend.blocks_per_cell = self.grid.blocks_per_cell
         self.header.url = view.listen_url
         if self.transport.display == view.source.live:

@@ -169,12 +169,8 @@ class BlockGrid(Panel):
         if old.shape != codes.shape:
             self.refresh()
             return
-        dirty = np.flatnonzero((old != codes).any(axis=1))
-        if len(dirty) > layout.num_rows // 2:
-            self.refresh()
-        else:
-            for row in dirty.tolist():
-                self.refresh_lines(row * layout.level.pitch, 1)
+        for row in np.flatnonzero((old != codes).any(axis=1)).tolist():
+            self.refresh_lines(row * layout.level.pitch)
 
     def render_line(self, y: int) -> Strip:
         """One line, in the panel's coordinates."""

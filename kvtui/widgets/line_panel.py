@@ -9,6 +9,7 @@ from rich.segment import Segment
 from textual.content import Content
 from textual.strip import Strip
 
+from kvtui.paint import show_title
 from kvtui.safe_text import width as cells_of
 from kvtui.view import Panel
 from kvtui.widgets.line import Line
@@ -120,7 +121,7 @@ class LinePanel(Panel):
         title = separator.join(parts[:count])
         if title != self._title:
             self._title = title
-            self.border_title = Content(title)
+            show_title(self, Content(title))
 
     def on_resize(self, event: events.Resize) -> None:
         """Lay out anew for the new size."""
