@@ -1,20 +1,24 @@
 """The whole state at one step, as a recording keeps it now and then so that a seek need not start at step 0.
 
-A keyframe has everything but the text of the requests and the last step itself: both are in the recording already,
-once, and `engine.trace.reader` puts them back. Arrays travel as their little-endian bytes.
+A keyframe has all but what the recording has already, once: what each request's arrival told, the text of its tokens,
+and the last step itself. `engine.trace.reader` puts them back. Numbers travel as columns (`engine.trace.columns`).
 """
 
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from engine.request import RequestStatus
-from engine.trace.events import Counters, Decision, Header, Op
-from engine.trace.invariants import Violation  # noqa: TC001
+from engine.trace.columns import column, pack, unpack
+from engine.trace.columns import differences as delta
+from engine.trace.columns import sums as undo_delta
+from engine.trace.events import Counters, Decision, Header, Op, Phase
+from engine.trace.invariants import Violation  # noqa: TC001 (msgspec reads the annotations)
 from engine.trace.segment import encodable
 from engine.trace.state import (
     ARRAYS,
@@ -25,6 +29,37 @@ from engine.trace.state import (
     RequestState,
 )
 
+if TYPE_CHECKING:
+    from engine.trace.columns import Column
+
+_INT32_MAX = 2**31 - 1
+_MAX_PLACES = 1 << 22
+"""Places of all block tables together at most."""
+
+_ANY = (-(2**63), 2**63 - 1)
+_COUNT = (0, _INT32_MAX)
+_STEP = (-1, _INT32_MAX)
+_REQUEST_COLUMNS = {
+    "request": _COUNT,
+    "status": (0, int(max(RequestStatus))),
+    "num_prompt_tokens": _COUNT,
+    "num_computed": _COUNT,
+    "num_cached": _COUNT,
+    "arrival_step": _COUNT,
+    "admitted_ns": _ANY,
+    "first_token_ns": _ANY,
+    "finished_ns": _ANY,
+    "preemptions": _COUNT,
+    "last_phase": (-1, int(max(Phase))),
+    "last_scheduled": _ANY,
+    "last_batch": _STEP,
+    "first_token_step": _STEP,
+    "last_token_step": _STEP,
+    "num_tokens": _COUNT,
+    "num_places": (0, _MAX_PLACES),
+}
+"""The numbers of a request that a keyframe has, and the values that they can have."""
+
 
 class Holder(NamedTuple):
     """A request that holds a block, and the block's place in its table."""
@@ -33,34 +68,19 @@ class Holder(NamedTuple):
     logical: int
 
 
-class RequestFrame(msgspec.Struct, frozen=True, array_like=True):
-    """A `RequestState` without its text; `num_tokens` says how many tokens the text has. Same names, same meaning."""
+class Ending(NamedTuple):
+    """How a request ended; `row` counts the requests of the keyframe."""
 
-    request: int
-    name: str
-    num_prompt_tokens: int
-    max_tokens: int
-    arrival_ns: int
-    arrival_step: int
-    temperature: float
-    parent: int
-    status: int
-    table: list[int]
-    num_computed: int
-    num_cached: int
-    admitted_ns: int
-    first_token_ns: int
-    finished_ns: int
-    finish_reason: str
+    row: int
+    reason: str
     message: str
-    waiting_for: Decision | None
-    preemptions: int
-    last_phase: int
-    last_scheduled: int
-    last_batch: int
-    first_token_step: int
-    last_token_step: int
-    num_tokens: int
+
+
+class Waiting(NamedTuple):
+    """Why a request waits; `row` counts the requests of the keyframe."""
+
+    row: int
+    decision: Decision
 
 
 class Keyframe(msgspec.Struct, frozen=True, tag="keyframe"):
@@ -68,7 +88,13 @@ class Keyframe(msgspec.Struct, frozen=True, tag="keyframe"):
 
     Attributes:
         step: Its index.
-        arrays: The arrays of `PoolState` by name, little-endian.
+        arrays: The arrays of `PoolState` by name, each a column.
+        num_requests: Rows of `requests`.
+        requests: Attributes of `RequestState` by name, each a column of differences; `num_tokens` says how many tokens
+            each has, and `num_places` how long its table is.
+        tables: Column: the entries of all block tables, one after the other.
+        endings: Of the requests that have ended.
+        waiting: Of the requests that wait.
         holders: Of blocks with several references, who holds them, the longest first.
         finished: The finished requests that are kept, in the order in which they ended.
         next_order: The stamp that the next released block gets in `free_order`.
@@ -77,7 +103,11 @@ class Keyframe(msgspec.Struct, frozen=True, tag="keyframe"):
     step: int
     time_ns: int
     arrays: dict[str, bytes]
-    requests: list[RequestFrame]
+    num_requests: int
+    requests: dict[str, bytes]
+    tables: bytes
+    endings: list[Ending]
+    waiting: list[Waiting]
     holders: dict[int, list[Holder]]
     finished: list[int]
     counters: Counters
@@ -88,14 +118,28 @@ class Keyframe(msgspec.Struct, frozen=True, tag="keyframe"):
 
 def to_keyframe(state: PoolState) -> Keyframe:
     """The state as a message; see `Keyframe`."""
+    requests = list(state.requests.values())
+    columns = {
+        name: column(int(getattr(request, name)) for request in requests)
+        for name in _REQUEST_COLUMNS
+        if name != "num_places"
+    }
+    columns["num_places"] = column(len(request.table) for request in requests)
     return Keyframe(
         step=state.step,
         time_ns=state.time_ns,
-        arrays={
-            name: getattr(state, name).astype(np.dtype(dtype).newbyteorder("<"), copy=False).tobytes()
-            for name, dtype in ARRAYS.items()
-        },
-        requests=[_to_frame(request) for request in state.requests.values()],
+        arrays={name: pack(getattr(state, name).astype(np.int64)) for name in ARRAYS},
+        num_requests=len(requests),
+        requests={name: pack(delta(values)) for name, values in columns.items()},
+        tables=pack(column(chain.from_iterable(request.table for request in requests))),
+        endings=[
+            Ending(row, encodable(request.finish_reason), encodable(request.message))
+            for row, request in enumerate(requests)
+            if request.finish_reason or request.message
+        ],
+        waiting=[
+            Waiting(row, request.waiting_for) for row, request in enumerate(requests) if request.waiting_for is not None
+        ],
         holders={block: [Holder(*holder) for holder in holders] for block, holders in state._holders.items()},
         finished=list(state._finished),
         counters=state.counters,
@@ -105,84 +149,112 @@ def to_keyframe(state: PoolState) -> Keyframe:
     )
 
 
-_FRAME_FIELDS = [name for name in RequestFrame.__struct_fields__ if name not in ("status", "table", "num_tokens")]
+def num_tokens(keyframe: Keyframe) -> dict[int, int]:
+    """How many tokens each request had, by its number.
 
-
-def _to_frame(request: RequestState) -> RequestFrame:
-    scalars: dict[str, Any] = {name: getattr(request, name) for name in _FRAME_FIELDS}
-    for name in ("name", "finish_reason", "message"):
-        scalars[name] = encodable(scalars[name])
-    return RequestFrame(
-        **scalars, status=int(request.status), table=request.table.copy(), num_tokens=len(request.token_ids)
-    )
+    Raises:
+        ValueError: the keyframe contradicts itself.
+    """
+    numbers, counts = _request_column(keyframe, "request"), _request_column(keyframe, "num_tokens")
+    return dict(zip(numbers.tolist(), counts.tolist(), strict=True))
 
 
 def from_keyframe(header: Header, keyframe: Keyframe) -> PoolState:
-    """The state that a keyframe was made from, its requests without text and `last_step` None.
+    """The state that a keyframe was made from, without what the recording has elsewhere; `last_step` is None.
 
     Raises:
         ValueError: the keyframe does not fit the header or contradicts itself.
     """
     state = PoolState(header)
     n = header.num_blocks
+    if not (-1 <= keyframe.step <= _INT32_MAX and 0 <= keyframe.next_order < 2**62):
+        raise ValueError(f"step {keyframe.step} or stamp {keyframe.next_order} is not possible")
     state.step = keyframe.step
     state.time_ns = keyframe.time_ns
-    for name, dtype in ARRAYS.items():
+    state._next_order = keyframe.next_order
+    limits = _limits(header, keyframe)
+    for name in ARRAYS:
         array: np.ndarray[Any, Any] = getattr(state, name)
-        data = keyframe.arrays.get(name, b"")
-        if len(data) != array.nbytes:
-            raise ValueError(f"the array {name} has {len(data)} bytes instead of {array.nbytes}")
-        array[:] = np.frombuffer(data, np.dtype(dtype).newbyteorder("<"))
-    for name, low, high in (
-        ("owner", -1, _INT32_MAX),
-        ("logical", -1, _INT32_MAX),
-        ("refs", 0, _INT32_MAX),
-        ("filled", 0, header.block_size),
-        ("last_owner", -1, _INT32_MAX),
-        ("last_op", -1, max(Op)),
-        ("touched", -1, keyframe.step),
-        ("free_order", 0, keyframe.next_order - 1),
-        ("cpu_filled", 0, header.block_size),
-    ):
-        values = getattr(state, name)
-        if len(values) and not low <= int(values.min()) <= int(values.max()) <= high:
-            raise ValueError(f"the array {name} has values from {values.min()} to {values.max()}")
-    if len(keyframe.requests) > MAX_REQUESTS or len(keyframe.finished) > MAX_FINISHED:
-        raise ValueError(f"{len(keyframe.requests)} requests are too many")
-    for frame in keyframe.requests:
-        state.requests[frame.request] = _from_frame(frame, n)
-    if len(set(keyframe.finished)) != len(keyframe.finished) or not all(
-        number in state.requests for number in keyframe.finished
-    ):
-        raise ValueError("a finished request is named twice or has no state")
+        values = unpack(keyframe.arrays.get(name, b""), len(array))
+        _expect(name, values, *limits[name])
+        array[:] = values
+    state.used = int(np.count_nonzero(state.refs))
+    state.cached = int(np.count_nonzero((state.refs == 0) & (state.key != 0)))
+    state.free = n - state.used - state.cached
+    _read_requests(state, keyframe)
     if not all(0 <= block < n for block in keyframe.holders):
         raise ValueError(f"a holder of a block outside the pool of {n}")
     state._holders = {
         block: [(holder.request, holder.logical) for holder in holders] for block, holders in keyframe.holders.items()
     }
-    state._finished.extend(keyframe.finished)
     state.counters = keyframe.counters
-    state.used = int(np.count_nonzero(state.refs))
-    state.cached = int(np.count_nonzero((state.refs == 0) & (state.key != 0)))
-    state.free = n - state.used - state.cached
-    if not 0 <= keyframe.next_order < 2**62:
-        raise ValueError(f"free_order goes on at {keyframe.next_order}")
-    state._next_order = keyframe.next_order
     state.violations = keyframe.violations[:MAX_VIOLATIONS]
     state.num_violations = keyframe.num_violations
     return state
 
 
-def _from_frame(frame: RequestFrame, num_blocks: int) -> RequestState:
-    if not all(-1 <= block < num_blocks for block in frame.table):
-        raise ValueError(f"the table of request {frame.request} names a block outside the pool of {num_blocks}")
-    if not 0 <= frame.num_prompt_tokens <= frame.num_tokens:
-        raise ValueError(f"request {frame.request} has {frame.num_tokens} tokens, {frame.num_prompt_tokens} of prompt")
-    scalars: dict[str, Any] = {name: getattr(frame, name) for name in _FRAME_FIELDS}
-    return RequestState(**scalars, status=RequestStatus(frame.status), table=frame.table.copy())
+def _limits(header: Header, keyframe: Keyframe) -> dict[str, tuple[int, int]]:
+    """The values that each array can have."""
+    return {
+        "owner": (-1, _INT32_MAX),
+        "logical": (-1, _INT32_MAX),
+        "refs": (0, _INT32_MAX),
+        "filled": (0, header.block_size),
+        "key": (-(2**63), 2**63 - 1),
+        "last_owner": (-1, _INT32_MAX),
+        "last_op": (-1, int(max(Op))),
+        "touched": (-1, keyframe.step),
+        "free_order": (0, keyframe.next_order - 1),
+        "cpu_owner": (-1, _INT32_MAX),
+        "cpu_logical": (-1, _INT32_MAX),
+        "cpu_filled": (0, header.block_size),
+    }
 
 
-_INT32_MAX = 2**31 - 1
+def _request_column(keyframe: Keyframe, name: str) -> Column:
+    if not 0 <= keyframe.num_requests <= MAX_REQUESTS:
+        raise ValueError(f"{keyframe.num_requests} requests are not possible")
+    values = undo_delta(unpack(keyframe.requests.get(name, b""), keyframe.num_requests))
+    _expect(name, values, *_REQUEST_COLUMNS[name])
+    return values
+
+
+def _expect(name: str, values: Column, low: int, high: int) -> None:
+    if len(values) and not low <= int(values.min()) <= int(values.max()) <= high:
+        raise ValueError(f"{name} has values from {values.min()} to {values.max()}, not {low} to {high}")
+
+
+def _read_requests(state: PoolState, keyframe: Keyframe) -> None:
+    columns = {name: _request_column(keyframe, name) for name in _REQUEST_COLUMNS}
+    lengths = columns.pop("num_places")
+    del columns["num_tokens"]
+    requests: list[RequestState] = []
+    for row in zip(*(values.tolist() for values in columns.values()), strict=True):
+        values = dict(zip(columns, row, strict=True))
+        status = RequestStatus(values.pop("status"))
+        requests.append(RequestState(**values, name="", max_tokens=0, arrival_ns=0, status=status))
+    num_places = int(lengths.sum())
+    if num_places > _MAX_PLACES:
+        raise ValueError(f"block tables of {num_places} places are not possible")
+    entries = unpack(keyframe.tables, num_places)
+    _expect("tables", entries, -1, state.header.num_blocks - 1)
+    start = 0
+    for request, length in zip(requests, lengths.tolist(), strict=True):
+        request.table = entries[start : start + length].tolist()
+        start += length
+    for ending in keyframe.endings:
+        requests[ending.row].finish_reason = ending.reason
+        requests[ending.row].message = ending.message
+    for waiting in keyframe.waiting:
+        requests[waiting.row].waiting_for = waiting.decision
+    state.requests = {request.request: request for request in requests}
+    if len(state.requests) != len(requests) or len(keyframe.finished) > MAX_FINISHED:
+        raise ValueError("a request is there twice, or too many have ended")
+    if len(set(keyframe.finished)) != len(keyframe.finished) or not state.requests.keys() >= set(keyframe.finished):
+        raise ValueError("a finished request is named twice or is not there")
+    state._finished.extend(keyframe.finished)
+
+
 _REQUEST_FIELDS = [field.name for field in fields(RequestState)]
 
 

@@ -18,7 +18,7 @@ from engine.trace import container
 from engine.trace.columns import Column, sums, unpack
 from engine.trace.container import DamagedError
 from engine.trace.events import SCHEMA_VERSION, Header, RequestArrived, StepTrace
-from engine.trace.keyframe import Keyframe
+from engine.trace.keyframe import Keyframe, num_tokens
 from engine.trace.recording import (
     HEADER_TOPIC,
     INDEX_NAME,
@@ -31,7 +31,7 @@ from engine.trace.recording import (
     VocabularyTable,
 )
 from engine.trace.segment import Segment, SegmentReader, Vocabulary
-from engine.trace.state import PoolState
+from engine.trace.state import MAX_TEXT, PoolState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -179,7 +179,7 @@ class Recording:
     def _read_index(self) -> None:
         found = container.find_attachments(self._file, self.size)
         index = msgspec.msgpack.decode(self._attachment(found[INDEX_NAME]), type=Index)
-        self._vocabulary_record: container.Record | None = found[VOCABULARY_NAME]
+        self._vocabulary_record: container.Record | None = found.get(VOCABULARY_NAME)
         self._vocabulary_read: Vocabulary | None = None
         n, m = index.num_segments, index.num_keyframes
         if not (0 <= n <= _MAX_ROWS and 0 <= m <= _MAX_ROWS and len(index.segments) == 5 and len(index.keyframes) == 3):
@@ -231,8 +231,7 @@ class Recording:
                     if segment.first_step != self.num_steps:
                         raise ValueError(f"step {segment.first_step} follows step {self.num_steps - 1}")
                     reader = SegmentReader(segment)
-                    ids = unpack(segment.vocabulary_ids, len(segment.vocabulary_texts))
-                    vocabulary.extend(segment.vocabulary_start, ids, segment.vocabulary_texts)
+                    reader.add_vocabulary(vocabulary)
                 elif message.topic == KEYFRAME_TOPIC:
                     self._keyframes.append((self.num_steps - 1, record.offset, record.length))
                     continue
@@ -259,10 +258,13 @@ class Recording:
     @property
     def _vocabulary(self) -> Vocabulary:
         if self._vocabulary_read is None:
-            assert self._vocabulary_record is not None
-            table = msgspec.msgpack.decode(self._attachment(self._vocabulary_record), type=VocabularyTable)
             vocabulary = Vocabulary()
-            vocabulary.extend(0, unpack(table.ids, len(table.texts)), table.texts)
+            if self._vocabulary_record is not None:
+                table = msgspec.msgpack.decode(self._attachment(self._vocabulary_record), type=VocabularyTable)
+                vocabulary.extend(0, unpack(table.ids, len(table.texts)), table.texts)
+            else:
+                for at in range(len(self._segments)):
+                    self._segment(at).add_vocabulary(vocabulary)
             self._vocabulary_read = vocabulary
         return self._vocabulary_read
 
@@ -375,7 +377,7 @@ class Recording:
                 if keyframe.step != index:
                     raise DamagedError(f"its keyframe of step {index} is one of step {keyframe.step}")
                 state = PoolState.from_keyframe(self.header, keyframe)
-                self._restore_text(state, {frame.request: frame.num_tokens for frame in keyframe.requests})
+                self._restore_requests(state, num_tokens(keyframe))
                 if index == step:
                     state.last_step = next(self.steps(index, index + 1))
             except (*_ERRORS, RecordingError, StopIteration):
@@ -383,8 +385,8 @@ class Recording:
             return state
         return PoolState(self.header)
 
-    def _restore_text(self, state: PoolState, num_tokens: dict[int, int]) -> None:
-        """Give the requests of a keyframe their tokens, which the segments have."""
+    def _restore_requests(self, state: PoolState, counts: dict[int, int]) -> None:
+        """Give the requests of a keyframe what the segments have: what their arrivals told, and their tokens."""
         requests = state.requests
         if not requests:
             return
@@ -392,6 +394,7 @@ class Recording:
         arrived = np.array([requests[number].arrival_step for number in numbers.tolist()], np.int64)
         first = np.array([requests[number].first_token_step for number in numbers.tolist()], np.int64)
         last = np.array([requests[number].last_token_step for number in numbers.tolist()], np.int64)
+        unknown = set(requests)
         owners: list[Column] = []
         entries: list[Column] = []
         for at in self._segments_with(arrived, first, last):
@@ -399,6 +402,12 @@ class Recording:
             for arrival in segment.arrivals:
                 request = requests.get(arrival.request)
                 if request is not None and request.arrival_step == segment.first_step + arrival.offset:
+                    unknown.discard(arrival.request)
+                    request.name = arrival.name[:MAX_TEXT]
+                    request.max_tokens = arrival.max_tokens
+                    request.arrival_ns = arrival.time_ns
+                    request.temperature = arrival.temperature
+                    request.parent = arrival.parent
                     prompt = segment.prompt(arrival)[: request.num_prompt_tokens]
                     owners.append(np.full(len(prompt), arrival.request))
                     entries.append(prompt)
@@ -417,11 +426,9 @@ class Recording:
             request.token_ids = ids[start:stop]
             request.pieces = pieces[start:stop]
             start = stop
-            if len(request.token_ids) != num_tokens[number]:
-                raise ValueError(
-                    f"request {number} has {len(request.token_ids)} tokens instead of {num_tokens[number]}"
-                )
-            state._num_tokens += num_tokens[number]
+            if len(request.token_ids) != counts[number] or number in unknown:
+                raise ValueError(f"request {number} has {len(request.token_ids)} tokens instead of {counts[number]}")
+            state._num_tokens += counts[number]
 
     def _segments_with(self, arrived: Column, first: Column, last: Column) -> list[int]:
         """The segments in which requests arrived or, from their first token to their last, could have got tokens."""

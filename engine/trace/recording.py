@@ -38,6 +38,8 @@ SEGMENT_SECONDS = 2.0
 """A step waits at most this long before it is written."""
 SEGMENT_ROWS = 65_536
 """Rows in a segment, after which it is closed early."""
+VOCABULARY_SEGMENTS = 128
+"""Segments from which on the vocabulary is written once more as a whole; with fewer, reading them all is quick."""
 KEYFRAME_STEPS = 256
 """Steps between two keyframes at least; more where a keyframe is larger than the steps since the last one."""
 KEYFRAME_STEPS_MAX = 1024
@@ -73,7 +75,7 @@ class Index(msgspec.Struct, frozen=True):
 
 
 class VocabularyTable(msgspec.Struct, frozen=True):
-    """The whole vocabulary of a complete recording: token ids as a column, and their texts."""
+    """The whole vocabulary, at the end of a long recording: token ids as a column, and their texts."""
 
     ids: bytes
     texts: list[str]
@@ -277,12 +279,16 @@ class RecordingWriter:
             num_keyframes=len(self._keyframes),
             keyframes=[pack(c if at == 2 else differences(c)) for at, c in enumerate(keyframes)],
         )
-        table = VocabularyTable(ids=pack(column(self._vocabulary.ids)), texts=self._vocabulary.texts)
-        for name, value in ((INDEX_NAME, index), (VOCABULARY_NAME, table)):
-            data = zstandard.compress(self._encoder.encode(value))
-            self._mcap.add_attachment(0, 0, name, "application/zstd", data)
+        self._attach(INDEX_NAME, index)
+        if len(self._segments) >= VOCABULARY_SEGMENTS:
+            ids = pack(column(self._vocabulary.ids))
+            self._attach(VOCABULARY_NAME, VocabularyTable(ids=ids, texts=self._vocabulary.texts))
         self._mcap.finish()  # type: ignore[no-untyped-call]
         self._file.flush()
+
+    def _attach(self, name: str, value: msgspec.Struct) -> None:
+        data = zstandard.compress(self._encoder.encode(value))
+        self._mcap.add_attachment(0, 0, name, "application/zstd", data)
 
 
 def _columns(rows: list[Any], width: int) -> list[Any]:

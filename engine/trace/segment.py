@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from engine.trace.columns import Column, column, differences, pack, sums, surprise, undo_surprise, unpack
 from engine.trace.events import (
@@ -38,7 +39,9 @@ MAX_VOCABULARY = 1 << 22
 
 _Row = TypeVar("_Row", BatchMember, BlockOp, NewToken, Counters)
 
-_FILL = int(Op.FILL)
+_ALLOCATE, _FILL, _HASH, _EVICT = int(Op.ALLOCATE), int(Op.FILL), int(Op.HASH), int(Op.EVICT)
+_FOLLOWS = ((_ALLOCATE, _EVICT), (_HASH, _FILL))
+"""Operations that often concern the block of the operation right before them, in the order in which that is undone."""
 _NUM_COUNTERS = len(Counters._fields)
 
 
@@ -71,8 +74,9 @@ class Segment(msgspec.Struct, frozen=True, tag="segment"):
         batch: Members of each step; then, over all members: request, phase, computed_before (less what the request had
             computed when last in a batch), num_scheduled.
         ops: Operations of each step; then the kind of each operation.
-        op_rows: By kind, the columns a, b, c of its operations. Of a FILL, a is less the block that the same request
-            filled before, and c is less one more than the block had.
+        op_rows: By kind, the columns a, b, c of its operations. The block of an ALLOCATE right after an EVICT, and of a
+            HASH right after a FILL, is less that operation's block; the block of a FILL is less the one that its
+            request was allocated or filled before; the n of a FILL is less one more than the block had.
         tokens: New tokens of each step; then request and vocabulary entry of each.
         finished: (offset of the step, what it says).
         decisions: (offset of the step, what it says).
@@ -236,14 +240,40 @@ def _encode_batch(steps: list[StepTrace]) -> list[bytes]:
 def _encode_ops(steps: list[StepTrace]) -> tuple[list[bytes], dict[int, list[bytes]]]:
     rows = chain.from_iterable(chain.from_iterable(step.ops for step in steps))
     kind, *abc = _table(rows, 4)
+    filling, run = _runs(kind, abc[1])
+    is_fill = kind == _FILL
+    blocks = abc[0].copy()
+    blocks[filling] = np.where(is_fill[filling], surprise(run, abc[0][filling], np.zeros_like(run)), abc[0][filling])
+    for op, before in _FOLLOWS:
+        follows = _following(kind, op, before)
+        blocks[follows] -= abc[0][follows - 1]
+    counts = abc[2].copy()
+    counts[is_fill] = surprise(abc[0][is_fill], counts[is_fill] - 1, np.ones_like(counts[is_fill]))
     by_kind: dict[int, list[bytes]] = {}
     for op in np.unique(kind).tolist():
         of_kind = kind == op
-        a, b, c = (values[of_kind] for values in abc)
-        if op == _FILL:
-            a, c = surprise(b, a, np.zeros_like(a)), surprise(a, c, np.ones_like(c))
-        by_kind[op] = [pack(a), pack(b), pack(c)]
+        by_kind[op] = [pack(values[of_kind]) for values in (blocks, abc[1], counts)]
     return [pack(column(len(step.ops) for step in steps)), pack(kind)], by_kind
+
+
+def _runs(kind: Column, request: Column) -> tuple[npt.NDArray[np.intp], Column]:
+    """Where a request fills the same blocks on: rows that allocate or fill, and the run that each belongs to.
+
+    A run starts with a request's first such row in the segment and again with each block that is allocated to it.
+    """
+    rows = np.flatnonzero((kind == _FILL) | (kind == _ALLOCATE))
+    owner = request[rows]
+    order = np.argsort(owner, kind="stable")
+    starts = kind[rows][order] == _ALLOCATE
+    starts[1:] |= np.diff(owner[order]) != 0
+    run = np.empty_like(owner)
+    run[order] = np.cumsum(starts)
+    return rows, run
+
+
+def _following(kind: Column, op: int, before: int) -> npt.NDArray[np.intp]:
+    """The rows of one kind that come right after one of another."""
+    return np.flatnonzero((kind[1:] == op) & (kind[:-1] == before)) + 1
 
 
 class SegmentReader:
@@ -275,6 +305,16 @@ class SegmentReader:
         last = int(self._token_starts[n])
         offsets = np.repeat(np.arange(n), np.diff(self._token_starts[: n + 1]))
         return self.first_step + offsets, self._token_request[:last], self._token_entry[:last]
+
+    def add_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """Put the segment's new entries into the vocabulary.
+
+        Raises:
+            ValueError: they do not continue it.
+        """
+        segment = self.segment
+        ids = unpack(segment.vocabulary_ids, len(segment.vocabulary_texts))
+        vocabulary.extend(segment.vocabulary_start, ids, segment.vocabulary_texts)
 
     def prompt(self, arrival: Arrival) -> Column:
         """The vocabulary entries of an arrival's prompt."""
@@ -321,11 +361,17 @@ class SegmentReader:
             if len(columns) != 3:
                 raise ValueError(f"a segment lacks the columns of operation {op}")
             a, b, c = (unpack(data, len(of_kind)) for data in columns)
-            if op == _FILL:
-                a = undo_surprise(b, a, np.zeros_like(a))
-                c = undo_surprise(a, c, np.ones_like(c))
             for values, part in zip(self._ops[1:], (a, b, c), strict=True):
                 values[of_kind] = part
+        _, blocks, requests, counts = self._ops
+        for op, preceding in _FOLLOWS:
+            if op == _HASH:
+                filling, run = _runs(kind, requests)
+                blocks[filling] = undo_surprise(run, blocks[filling], np.zeros_like(run))
+            follows = _following(kind, op, preceding)
+            blocks[follows] += blocks[follows - 1]
+        fills = np.flatnonzero(kind == _FILL)
+        counts[fills] = undo_surprise(blocks[fills], counts[fills], np.ones(len(fills), np.int64)) + 1
         self._finished: dict[int, list[Finish]] = {}
         for at, finish in segment.finished:
             self._finished.setdefault(at, []).append(finish)

@@ -25,6 +25,7 @@ from engine.trace.events import (
     DecisionKind,
     Header,
     Op,
+    Phase,
     RequestArrived,
     StepTrace,
     TraceMessage,
@@ -52,6 +53,7 @@ _INT64_MAX = 2**63 - 1
 _ALLOCATE, _SHARE, _FILL, _HASH = int(Op.ALLOCATE), int(Op.SHARE), int(Op.FILL), int(Op.HASH)
 _RELEASE, _EVICT, _COPY = int(Op.RELEASE), int(Op.EVICT), int(Op.COPY)
 _SWAP_OUT, _SWAP_IN = int(Op.SWAP_OUT), int(Op.SWAP_IN)
+_LAST_PHASE = int(max(Phase))
 _SECOND_BLOCK = (_COPY, _SWAP_IN)
 """Operations whose block of the pool is `b`."""
 
@@ -349,6 +351,9 @@ class PoolState:
                 self._violate("request", -1, f"request {number} has {computed} computed tokens")
                 continue
             request.num_computed = computed
+            if not 0 <= phase <= _LAST_PHASE:
+                self._violate("request", -1, f"request {number} is in unknown phase {phase}")
+                phase = -1
             request.last_phase = phase
             request.last_scheduled = scheduled
             request.last_batch = index
