@@ -228,7 +228,8 @@ class KvtuiApp(App[None]):
             self._shown_status = status
             self._changed = True
         # What a change lit up has to be put out again, also when nothing else happens.
-        if steps or self._changed or self._reset or (self.main.grid.flashing and not source.paused):
+        unfinished = self.main.behind or (self.main.grid.flashing and not source.paused)
+        if steps or self._changed or self._reset or unfinished:
             self._pace.drew()
             self.draw(steps)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from textual.containers import Container, Vertical
@@ -43,6 +45,25 @@ _SHOWN_IN_TAB = (
 )
 _FOCUS_OF_TAB = ("blocks", "requests", "pool", "batch", "inspector", "log")
 _LEFT = frozenset({"blocks-frame", "inspector", "pool"})
+
+
+UNHURRIED_SECONDS = {"requests": 0.16, "pool": 0.3, "batch": 0.3}
+"""Panels whose many rows change with every step, and how often the eye needs them while steps stream by."""
+
+
+@dataclass(slots=True)
+class Later:
+    """A panel that is not drawn in every frame.
+
+    Attributes:
+        interval: Seconds between two times.
+        due: When it may be drawn next.
+        steps: What it has not been told of yet.
+    """
+
+    interval: float
+    due: float = 0.0
+    steps: list[StepTrace] = field(default_factory=list)
 
 
 class MainScreen(Screen[None]):
@@ -101,6 +122,7 @@ class MainScreen(Screen[None]):
         self.log_open = False
         self._panels: list[Panel] = []
         self._stale: set[Panel] = set()
+        self._later: dict[Panel, Later] = {}
         self._view: View | None = None
         self._title = ""
 
@@ -127,6 +149,7 @@ class MainScreen(Screen[None]):
         """Start with the blocks in focus."""
         self._panels = list(self.query(Panel))
         self._stale.update(self._panels)
+        self._later = {self.query_one(f"#{name}", Panel): Later(s) for name, s in UNHURRIED_SECONDS.items()}
         self.place_panels()
         self.grid.focus()
 
@@ -134,6 +157,11 @@ class MainScreen(Screen[None]):
     def settling(self) -> bool:
         """Whether a new layout is on its way, so that places on screen are not to be relied on."""
         return self._layout_required or not self._compositor.size
+
+    @property
+    def behind(self) -> bool:
+        """Whether an unhurried panel has not been told of the last steps yet."""
+        return any(later.steps for later in self._later.values())
 
     def on_resize(self) -> None:
         """Choose the layout that fits."""
@@ -204,14 +232,24 @@ class MainScreen(Screen[None]):
         self.header.url = view.listen_url
         if self.transport.display == view.source.live:
             self.transport.display = not view.source.live
+        now = time.monotonic()
+        urgent = reset or view.source.paused or not steps
         for panel in self._panels:
+            later = self._later.get(panel)
             if not panel.is_on_screen or panel.size.width == 0:
                 self._stale.add(panel)
             elif panel in self._stale:
                 self._stale.discard(panel)
                 panel.update_view(view, steps, True)
-            else:
+            elif later is None:
                 panel.update_view(view, steps, reset)
+            elif urgent or now >= later.due:
+                later.due = now + later.interval
+                later.steps.extend(steps)
+                panel.update_view(view, later.steps, reset)
+                later.steps = []
+            else:
+                later.steps.extend(steps)
 
     def _catch_up(self) -> None:
         """Draw panels that have just come into sight."""
