@@ -253,7 +253,11 @@ class Schedules(RuleBasedStateMachine):
         assert self.ends.keys() == self.asked.keys(), "some request never ended"
         pool = self.engine.scheduler.kv.pool
         assert (pool.num_used, pool.num_free) == (0, pool.num_blocks)
-        assert not self.config.cache.prefix_caching or pool.num_cached <= pool.num_blocks
+        # Nothing is kept for requests that are gone.
+        scheduler = self.engine.scheduler
+        for keeper in (self.engine, scheduler, scheduler.kv, scheduler._wait_reasons):
+            kept = {name: value for name, value in vars(keeper).items() if isinstance(value, dict | list) and value}
+            assert kept == {}, f"{type(keeper).__name__} keeps {kept}"
 
 
 @pytest.fixture(autouse=True)
