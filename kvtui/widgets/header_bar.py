@@ -112,9 +112,13 @@ def parts_of(view: View, url: str | None) -> list[Part]:
     if idle:
         parts.append(Part(2, "idle", "muted", right=True))
     else:
-        parts.append(Part(8, f"{rates.steps_per_s:,.0f} steps/s", "muted", right=True))
-        parts.append(Part(2, f"{rates.tokens_per_s:,.0f} tok/s", "text", right=True))
+        parts.append(Part(8, f"{_rate(rates.steps_per_s)} steps/s", "muted", right=True))
+        parts.append(Part(2, f"{_rate(rates.tokens_per_s)} tok/s", "text", right=True))
     return parts
+
+
+def _rate(value: float) -> str:
+    return f"{value:.1f}" if value < 10 else f"{value:,.0f}"
 
 
 def fitting(parts: list[Part], cells: int) -> list[Part]:

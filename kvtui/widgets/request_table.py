@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kvtui.view import View
 
 _WHEEL_ROWS = 3
+_PEEK_FROM_ROWS = 8
 
 
 class RequestTable(LinePanel):
@@ -49,7 +50,9 @@ class RequestTable(LinePanel):
         self._top = 0
         self._cursor_leads = True
         self._cursor_lived = False
+        self._num_running = 0
         self._num_live = 0
+        self._hidden_running = 0
         self._newest = -1
         self._selected: int | None = None
         self._prefer_text = False
@@ -68,6 +71,8 @@ class RequestTable(LinePanel):
             self._selected = view.selected_request
             if self._selected is not None and self._selected in self._place:
                 self._put_cursor(self._place[self._selected])
+            elif self._selected is None and not self.has_focus:
+                self._cursor, self._top = None, 0
         self._settle()
 
     def _sort(self, view: View) -> None:
@@ -89,7 +94,7 @@ class RequestTable(LinePanel):
         waiting.sort(key=lambda r: (r.status != RequestStatus.PREEMPTED, r.request))
         ended.sort(key=lambda r: r.finished_ns, reverse=True)
         self._order = [r.request for group in (running, waiting, ended) for r in group]
-        self._num_live = len(running) + len(waiting)
+        self._num_running, self._num_live = len(running), len(running) + len(waiting)
         self._place = {request: i for i, request in enumerate(self._order)}
         counts = [f"{len(running)} running", f"{len(waiting) - preempted} waiting"]
         if preempted:
@@ -146,9 +151,11 @@ class RequestTable(LinePanel):
         state, selected = view.state, view.selected_request
         marked_request = self._order[self._marked_place] if self.has_focus else None
         keys: list[Hashable] = [("heading", columns)] if self._header_rows else []
-        for request_id in self._order[self._top : self._top + self._window]:
+        for place in self._places_shown():
+            request_id = self._order[place] if place >= 0 else -1
             request = state.requests.get(request_id)
             if request is None:
+                keys.append(f"{glyphs.ellipsis} {self._hidden_running} more running")
                 continue
             marked = request_id == marked_request
             waits = request.waiting_for
@@ -169,6 +176,21 @@ class RequestTable(LinePanel):
                 )
             )
         return keys
+
+    def _places_shown(self) -> Sequence[int]:
+        """Places in the order, a line each; -1 for a line that says how many were left out.
+
+        Why requests wait is what one looks for under pressure, and just then there is no room for them below the
+        running ones. So until the cursor is moved the first waiting ones are shown, and some running ones are not.
+        """
+        window, running, waiting = self._window, self._num_running, self._num_live - self._num_running
+        if self._cursor is None and self._top == 0 and waiting and self._num_live > window >= _PEEK_FROM_ROWS:
+            peek = min(waiting, max(3, window // 4))
+            head = window - 1 - peek
+            if running > head:
+                self._hidden_running = running - head
+                return [*range(head), -1, *range(running, running + peek)]
+        return range(self._top, min(self._top + window, len(self._order)))
 
     def draw(self, view: View, key: Hashable, width: int) -> Strip:
         """One row."""
@@ -227,10 +249,10 @@ class RequestTable(LinePanel):
         offset = event.get_content_offset(self)
         if offset is None:
             return
-        place = self._top + offset.y - self._header_rows
-        if offset.y >= self._header_rows and 0 <= place < len(self._order):
-            self._put_cursor(place)
-            self._select(self._order[place])
+        row, places = offset.y - self._header_rows, self._places_shown()
+        if 0 <= row < len(places) and places[row] >= 0:
+            self._put_cursor(places[row])
+            self._select(self._order[places[row]])
             self.redraw()
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:

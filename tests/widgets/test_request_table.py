@@ -64,6 +64,25 @@ async def test_a_waiting_request_says_why():
     assert numbers([row]) == [waiting]
 
 
+async def test_waiting_requests_are_in_sight_when_running_ones_alone_would_fill_the_table():
+    session = Session(num_blocks=200, max_num_seqs=20)
+    for i in range(30):
+        session.ask(f"page {i}", max_tokens=40)
+    session.run(3)
+    panel = RequestTable()
+    async with shown(panel, session.view(), 98, 14) as pilot:
+        drawn = lines(panel)
+        assert numbers(drawn) == [*range(9), 20, 21, 22]
+        assert "11 more running" in drawn[10]
+        assert "20 of 20 places taken" in drawn[11]
+        await pilot.click(panel, offset=(10, 10))
+        assert pilot.app.posted == []
+        panel.focus()
+        await pilot.press("down")
+        assert numbers(lines(panel)) == list(range(13))
+        assert lines(panel)[2].startswith("▸")
+
+
 async def test_a_refused_request_says_what_went_wrong():
     session = Session(num_blocks=4, block_size=4)
     session.ask("the block of the page " * 20)
