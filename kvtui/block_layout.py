@@ -107,6 +107,8 @@ class BlockLayout:
             chars.extend([column] * max(1, self.level.cell - 1))
             if self.level.cell > 1:
                 chars.append(-1)
+        while chars[-1] < 0:
+            chars.pop()
         return np.array(chars, dtype=np.int32)
 
     @cached_property
@@ -142,6 +144,7 @@ def fitting_level(num_blocks: int, width: int, height: int) -> int:
     """Index (in `levels_for`) of the roomiest level at which the whole pool is visible."""
     levels = levels_for(num_blocks)
     for index, level in enumerate(levels):
-        if lay_out(num_blocks, level, width, height).num_lines <= height:
+        layout = lay_out(num_blocks, level, width, height)
+        if layout.num_lines <= height and layout.gutter + len(layout.cell_of_char) <= width:
             return index
     return len(levels) - 1

@@ -1,0 +1,52 @@
+"""Where blocks are drawn: all of them, at any size, and back from a place to its block."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvtui.block_layout import fitting_level, lay_out, levels_for
+
+SIZES = [(1, 1), (20, 4), (52, 9), (76, 12), (104, 22), (190, 60)]
+POOLS = [1, 7, 64, 512, 5000, 100_000, 1_000_000]
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+@pytest.mark.parametrize("num_blocks", POOLS)
+def test_the_whole_pool_is_visible_at_the_level_that_is_chosen(num_blocks, width, height) -> None:
+    layout = lay_out(num_blocks, levels_for(num_blocks)[fitting_level(num_blocks, width, height)], width, height)
+    assert layout.num_lines <= height
+    assert layout.gutter + len(layout.cell_of_char) <= width
+    assert layout.columns * layout.num_rows * layout.level.blocks >= num_blocks
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES[1:])
+@pytest.mark.parametrize("num_blocks", POOLS[:5])
+@pytest.mark.parametrize("zoom", range(5))
+def test_every_cell_is_found_where_it_is_drawn_and_nothing_between_them(num_blocks, width, height, zoom) -> None:
+    levels = levels_for(num_blocks)
+    layout = lay_out(num_blocks, levels[min(zoom, len(levels) - 1)], width, height)
+    found = set()
+    for line in range(layout.num_lines):
+        for x in range(width):
+            block = layout.block_at(x, line)
+            if block is not None:
+                found.add(block)
+                assert layout.line_of_block(block) == line
+                assert layout.cell_of_char[x - layout.gutter] >= 0
+    assert found == set(range(0, num_blocks, layout.level.blocks))
+    assert layout.block_at(-1, 0) is None
+    assert layout.block_at(width + 5, 0) is None
+    assert layout.block_at(layout.gutter, layout.num_lines + 3) is None
+
+
+def test_cells_stand_in_groups_of_eight_with_round_addresses() -> None:
+    layout = lay_out(512, levels_for(512)[3], 76, 12)
+    assert layout.columns == 64
+    gaps = np.flatnonzero(layout.cell_of_char < 0).tolist()
+    assert gaps == [8 + 9 * i for i in range(7)]
+
+
+def test_zooming_out_ends_with_one_cell_for_the_whole_pool() -> None:
+    for num_blocks in POOLS:
+        assert levels_for(num_blocks)[-1].blocks >= num_blocks
