@@ -4,96 +4,19 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_trace import HEADER, LEVELS, Trace, arrived, step
 
 from engine.trace.events import (
-    BatchMember,
-    BlockOp,
     Counters,
     Decision,
     DecisionKind,
-    Finish,
-    Header,
-    ModelInfo,
-    NewToken,
     Op,
     Phase,
     Reason,
-    RequestArrived,
     StepTrace,
 )
 from engine.trace.state import PoolState
-from kvtui.history import History, Mark, waste_of
-
-MODEL = ModelInfo(
-    name="m",
-    architecture="a",
-    device="cpu",
-    dtype="bfloat16",
-    attention="reference",
-    num_layers=2,
-    num_kv_heads=3,
-    num_query_heads=6,
-    head_dim=8,
-    vocab_size=100,
-    kv_bytes_per_token=2 * 2 * 3 * 8 * 2,
-)
-HEADER = Header(
-    model=MODEL,
-    block_size=4,
-    num_blocks=10,
-    prefix_caching=True,
-    max_num_seqs=8,
-    max_num_batched_tokens=64,
-    max_prefill_chunk=0,
-    max_model_len=50,
-    preemption="recompute",
-    started_at=0.0,
-)
-LEVELS = Counters(1, 0, 0, 3, 2, 5, 0, 0, 0, 0)
-
-
-def step(index, batch=(), *, start_ns=None, ops=(), tokens=(), finished=(), decisions=(), counters=LEVELS):
-    return StepTrace(
-        index,
-        index * 10_000_000 if start_ns is None else start_ns,
-        1_000_000,
-        6_000_000,
-        2_000_000,
-        1_000_000,
-        [BatchMember(*m) for m in batch],
-        [BlockOp(*op) for op in ops],
-        [NewToken(*t) for t in tokens],
-        [Finish(*f) for f in finished],
-        list(decisions),
-        counters,
-    )
-
-
-def arrived(request, prompt=6, max_tokens=10):
-    return RequestArrived(
-        request=request,
-        name=f"r{request}",
-        time_ns=0,
-        prompt_token_ids=list(range(prompt)),
-        prompt_pieces=["x"] * prompt,
-        max_tokens=max_tokens,
-        temperature=0.0,
-    )
-
-
-class Trace:
-    """A state and a history that take in the same messages."""
-
-    def __init__(self, **limits):
-        self.state = PoolState(HEADER)
-        self.history = History(**limits)
-
-    def take(self, *messages):
-        for message in messages:
-            self.state.apply(message)
-            if isinstance(message, StepTrace):
-                self.history.append(message, self.state)
-        return self
+from kvtui.history import History, Mark
 
 
 def preempted(request):
@@ -238,34 +161,6 @@ def test_the_prefix_hit_rate_is_hits_over_looked_up_tokens():
     assert trace.history.prefix_hit_rate is None
     trace.take(step(0, counters=LEVELS._replace(prefix_queried_tokens=40, prefix_hit_tokens=10)))
     assert trace.history.prefix_hit_rate == 0.25
-
-
-def test_waste_follows_the_formulas_and_counts_a_shared_block_once():
-    trace = Trace().take(
-        arrived(0, prompt=6, max_tokens=10),
-        arrived(1, prompt=6, max_tokens=100),
-        step(
-            0,
-            [(0, Phase.PREFILL, 0, 6), (1, Phase.PREFILL, 4, 2)],
-            ops=[
-                (Op.ALLOCATE, 0, 0, 0),
-                (Op.FILL, 0, 0, 4),
-                (Op.ALLOCATE, 1, 0, 1),
-                (Op.FILL, 1, 0, 2),
-                (Op.SHARE, 0, 1, 0),
-                (Op.ALLOCATE, 2, 1, 1),
-                (Op.FILL, 2, 1, 2),
-            ],
-        ),
-    )
-    waste = waste_of(trace.state)
-    assert waste.held_tokens == 4 + 2 + 2
-    assert waste.used_blocks == 3
-    assert waste.utilisation == pytest.approx(8 / 12)
-    assert waste.waste == pytest.approx(1 - 8 / 12)
-    assert waste.reserved_waste == pytest.approx(1 - (6 + 6) / (16 + 50)), "the second is limited by max_model_len"
-    assert waste.bytes == 8 * MODEL.kv_bytes_per_token
-    assert waste_of(PoolState(HEADER)) == (0, 0, 0.0, 0.0, 0.0, 0)
 
 
 @given(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from textual.binding import Binding
 
-from kvtui.history import Waste, waste_of
 from kvtui.safe_text import width as cells_of
+from kvtui.waste import Waste, waste_of
 from kvtui.widgets.level_chart import CACHED, EIGHTHS, SCALES, cells, gather
 from kvtui.widgets.line import Line
 from kvtui.widgets.line_panel import LinePanel

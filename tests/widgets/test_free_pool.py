@@ -7,7 +7,7 @@ import pytest
 from panel_session import Session, busy_session, lines, shown
 
 from kvtui.glyphs import ASCII, UNICODE
-from kvtui.history import Waste, waste_of
+from kvtui.waste import Waste, waste_of
 from kvtui.widgets.free_pool import FreePool, byte_words, waste_words
 from kvtui.widgets.level_chart import CACHED, Gathered, cells, gather
 
