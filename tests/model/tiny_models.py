@@ -27,6 +27,8 @@ from engine.simulated import SimulatedCodec
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from engine.runner import TextCodec
+
 VOCAB = 131
 _SHAPE = {
     "vocab_size": VOCAB,
@@ -110,6 +112,7 @@ def engine_over(
     prefix_caching: bool = True,
     fuse: bool = True,
     seed: int = 0,
+    codec: TextCodec | None = None,
 ) -> PagedEngine:
     """An engine over a model and a cache that holds NaN wherever nothing was written."""
     config = EngineConfig(
@@ -131,7 +134,7 @@ def engine_over(
         fuse=fuse,
         poison=True,
     )
-    return PagedEngine(config, runner, SimulatedCodec())
+    return PagedEngine(config, runner, codec or SimulatedCodec())
 
 
 class Results:
