@@ -92,8 +92,8 @@ def parts_of(view: View, url: str | None) -> list[Part]:
     counters = view.state.counters
     idle = source.live and not source.paused and not counters.running and not counters.waiting
     behind = source.length - 1 - source.position
-    step = f"step {max(0, source.position):,}"
-    if not source.live and source.length:
+    step = f"step {source.position:,}" if source.position >= 0 else "no step yet"
+    if source.position >= 0 and not source.live and source.length:
         step += f"/{source.length - 1:,}"
     parts = [
         Part(6, "kvtui", "strong"),
@@ -111,7 +111,7 @@ def parts_of(view: View, url: str | None) -> list[Part]:
     parts.append(Part(1, step, "strong", right=True))
     if idle:
         parts.append(Part(2, "idle", "muted", right=True))
-    else:
+    elif len(view.history):
         parts.append(Part(8, f"{_rate(rates.steps_per_s)} steps/s", "muted", right=True))
         parts.append(Part(2, f"{_rate(rates.tokens_per_s)} tok/s", "text", right=True))
     return parts

@@ -55,7 +55,7 @@ class Transport(LinePanel, can_focus=False):
             self._bar = (0, 0)
             return [("live", sign, note, f"step {position:,}", clock)]
         sign = f"{sign} {source.speed:g}{glyphs.times}"
-        step = f"{position:,} / {last:,}"
+        step = f"{position:,} / {last:,}" if source.position >= 0 else f"start / {last:,}"
         start = len(sign) + 3
         cells = width - start - len(step) - len(clock) - 5
         if cells < _SHORTEST_BAR:

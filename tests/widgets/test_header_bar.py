@@ -90,3 +90,11 @@ async def test_a_hostile_model_name_is_bounded_and_harmless():
     line = await header(session, 200)
     assert "␛]0;x␇mmm" in line
     assert "● LIVE" in line
+
+
+async def test_before_the_first_step_no_step_and_no_speed_is_claimed():
+    session = Session()
+    session.live = False
+    line = await header(session, 100)
+    assert "no step yet" in line
+    assert "tok/s" not in line

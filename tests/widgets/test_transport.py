@@ -81,3 +81,15 @@ async def test_a_live_session_follows_the_engine_and_says_when_it_lags():
         panel.update_view(session.view(), [], False)
         assert "‖ paused" in lines(panel)[0]
         assert "3 steps behind the engine" in lines(panel)[0]
+
+
+async def test_before_the_first_step_the_bar_stands_at_the_start():
+    class Unplayed(Session):
+        live = False
+        length = 50
+
+    panel = Transport()
+    async with shown(panel, Unplayed().view(), 80, 1):
+        line = lines(panel)[0]
+        assert "start / 49" in line
+        assert "━" not in line
