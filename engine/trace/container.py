@@ -20,8 +20,6 @@ MAGIC = bytes((0x89, 0x4D, 0x43, 0x41, 0x50, 0x30, 0x0D, 0x0A))
 HEADER, FOOTER, CHANNEL, MESSAGE, CHUNK = 0x01, 0x02, 0x04, 0x05, 0x06
 ATTACHMENT, ATTACHMENT_INDEX, SUMMARY_OFFSET = 0x09, 0x0A, 0x0E
 
-MAX_CHUNK = 256 << 20
-"""Bytes of an uncompressed chunk or attachment at most; the largest is a keyframe of a pool of millions of blocks."""
 _MAX_INDEX = 1 << 20
 """Bytes of the parts of the summary section that are read."""
 
@@ -90,15 +88,17 @@ def read_profile(file: BinaryIO, size: int) -> str:
     return _Fields(read_exactly(file, record.offset, record.length)).text()
 
 
-def read_chunk(file: BinaryIO, offset: int, length: int, topics: dict[int, str]) -> list[Message]:
-    """The messages of the chunk whose content lies there; `topics` takes in the channels that it defines.
+def read_chunk(file: BinaryIO, offset: int, length: int, topics: dict[int, str], limit: int) -> list[Message]:
+    """The messages of the chunk whose content lies there, which may have `limit` bytes, compressed or not.
+
+    `topics` takes in the channels that the chunk defines.
 
     Raises:
-        DamagedError: it is not one, or its checksum is wrong, or it says that it is larger than a chunk may be.
+        DamagedError: it is not one, or its checksum is wrong, or it says that it is larger.
     """
-    if length > MAX_CHUNK:
+    if length > limit:
         raise DamagedError(f"a chunk of {length} bytes is too large")
-    data = _decompress_chunk(read_exactly(file, offset, length))
+    data = _decompress_chunk(read_exactly(file, offset, length), limit)
     messages: list[Message] = []
     at = 0
     view = memoryview(data)
@@ -122,7 +122,7 @@ def read_chunk(file: BinaryIO, offset: int, length: int, topics: dict[int, str])
     return messages
 
 
-def _decompress_chunk(data: bytes) -> bytes:
+def _decompress_chunk(data: bytes, limit: int) -> bytes:
     if len(data) < _CHUNK_HEAD.size:
         raise DamagedError("a chunk has no head")
     _, _, size, crc, name_length = _CHUNK_HEAD.unpack_from(data)
@@ -130,7 +130,7 @@ def _decompress_chunk(data: bytes) -> bytes:
     compression = fields.raw(name_length)
     content = fields.raw(fields.number(8))
     if compression == b"zstd":
-        content = decompress(content, size)
+        content = decompress(content, size, limit)
     elif compression:
         raise DamagedError(f"a chunk is compressed as {compression[:20]!r}; recordings use zstd")
     if len(content) != size:
@@ -140,7 +140,7 @@ def _decompress_chunk(data: bytes) -> bytes:
     return content
 
 
-def decompress(data: bytes, size: int) -> bytes:
+def decompress(data: bytes, size: int, limit: int) -> bytes:
     """The zstd frame's content, which says and has `size` bytes.
 
     Raises:
@@ -148,7 +148,7 @@ def decompress(data: bytes, size: int) -> bytes:
     """
     try:
         told = zstandard.frame_content_size(data)
-        if size > MAX_CHUNK or told not in (-1, size):
+        if size > limit or told not in (-1, size):
             raise DamagedError(f"it would decompress to {max(size, told)} bytes")
         content = zstandard.ZstdDecompressor().decompress(data, max_output_size=size) if size else b""
     except zstandard.ZstdError as error:
@@ -191,13 +191,13 @@ def find_attachments(file: BinaryIO, size: int) -> dict[str, Record]:
     return found
 
 
-def read_attachment(file: BinaryIO, record: Record) -> bytes:
+def read_attachment(file: BinaryIO, record: Record, limit: int) -> bytes:
     """An attachment's data.
 
     Raises:
-        DamagedError: it is not one, or its checksum is wrong.
+        DamagedError: it is not one, or its checksum is wrong, or it is larger than the limit.
     """
-    if not 0 <= record.length <= MAX_CHUNK:
+    if not 0 <= record.length <= limit:
         raise DamagedError(f"an attachment of {record.length} bytes is not possible")
     content = read_exactly(file, record.offset, record.length)
     fields = _Fields(content)

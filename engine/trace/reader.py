@@ -31,7 +31,7 @@ from engine.trace.recording import (
     VocabularyTable,
 )
 from engine.trace.segment import Segment, SegmentReader, Vocabulary
-from engine.trace.state import MAX_TEXT, PoolState
+from engine.trace.state import MAX_TEXT, MAX_TOKENS, PoolState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,6 +39,12 @@ if TYPE_CHECKING:
 
 MAX_BLOCKS = 1 << 22
 """Blocks of a pool that a recording may have: the state of one takes 60 bytes."""
+_MAX_PART = 64 << 20
+"""Bytes of a segment or an attachment at most, compressed or not."""
+_MAX_HEADER = 1 << 20
+"""Bytes of the header at most."""
+_BYTES_PER_BLOCK = 64
+"""Of an uncompressed keyframe, at most."""
 _MAX_ROWS = 1 << 24
 """Segments or keyframes of a recording at most."""
 _KEPT_SEGMENTS = 8
@@ -152,7 +158,10 @@ class Recording:
     def _read_header(self) -> Header:
         for record in container.records(self._file, self.size):
             if record.opcode == container.CHUNK:
-                message = next(iter(container.read_chunk(self._file, record.offset, record.length, self._topics)), None)
+                message = next(
+                    iter(container.read_chunk(self._file, record.offset, record.length, self._topics, _MAX_HEADER)),
+                    None,
+                )
                 break
         else:
             message = None
@@ -206,12 +215,16 @@ class Recording:
     def _attachment(self, record: container.Record) -> bytes:
         import zstandard
 
-        data = container.read_attachment(self._file, record)
+        data = container.read_attachment(self._file, record, _MAX_PART)
         try:
             size = zstandard.frame_content_size(data)
         except zstandard.ZstdError as error:
             raise DamagedError(f"an attachment does not decompress: {error}") from None
-        return container.decompress(data, size)
+        return container.decompress(data, size, _MAX_PART)
+
+    def _read_chunk(self, offset: int, length: int) -> container.Message:
+        limit = _MAX_PART + _BYTES_PER_BLOCK * self.header.num_blocks
+        return container.read_chunk(self._file, offset, length, self._topics, limit)[0]
 
     def _scan(self) -> None:
         """Find the segments one by one, as far as they are whole: there is no index."""
@@ -225,7 +238,7 @@ class Recording:
             if record.opcode != container.CHUNK:
                 continue
             try:
-                message = container.read_chunk(self._file, record.offset, record.length, self._topics)[0]
+                message = self._read_chunk(record.offset, record.length)
                 if message.topic == SEGMENT_TOPIC:
                     segment = msgspec.msgpack.decode(message.data, type=Segment)
                     if segment.first_step != self.num_steps:
@@ -272,7 +285,7 @@ class Recording:
         reader = self._cache.pop(at, None)
         if reader is None:
             row = self._row(at)
-            message = container.read_chunk(self._file, row.offset, row.length, self._topics)[0]
+            message = self._read_chunk(row.offset, row.length)
             if message.topic != SEGMENT_TOPIC:
                 raise DamagedError("its index points at something else")
             reader = SegmentReader(msgspec.msgpack.decode(message.data, type=Segment))
@@ -370,7 +383,7 @@ class Recording:
         for at in range(bisect_right(self._keyframes, step, key=lambda row: row[0]) - 1, -1, -1):
             index, offset, length = self._keyframes[at]
             try:
-                message = container.read_chunk(self._file, offset, length, self._topics)[0]
+                message = self._read_chunk(offset, length)
                 if message.topic != KEYFRAME_TOPIC:
                     raise DamagedError("its index points at something else")
                 keyframe = msgspec.msgpack.decode(message.data, type=Keyframe)
@@ -395,10 +408,15 @@ class Recording:
         first = np.array([requests[number].first_token_step for number in numbers.tolist()], np.int64)
         last = np.array([requests[number].last_token_step for number in numbers.tolist()], np.int64)
         unknown = set(requests)
-        owners: list[Column] = []
-        entries: list[Column] = []
+        owners: list[Column] = [np.zeros(0, np.int64)]
+        entries: list[Column] = [np.zeros(0, np.int64)]
+        damaged = False
         for at in self._segments_with(arrived, first, last):
-            segment = self._segment(at)
+            try:
+                segment = self._segment(at)
+            except _ERRORS:
+                damaged = True
+                continue
             for arrival in segment.arrivals:
                 request = requests.get(arrival.request)
                 if request is not None and request.arrival_step == segment.first_step + arrival.offset:
@@ -425,10 +443,14 @@ class Recording:
             request = requests[number]
             request.token_ids = ids[start:stop]
             request.pieces = pieces[start:stop]
-            start = stop
             if len(request.token_ids) != counts[number] or number in unknown:
-                raise ValueError(f"request {number} has {len(request.token_ids)} tokens instead of {counts[number]}")
+                if not damaged or state._num_tokens + counts[number] > MAX_TOKENS:
+                    raise ValueError(f"request {number} has {stop - start} tokens instead of {counts[number]}")
+                # A damaged segment costs the text of those who ran in it, not the steps after it.
+                request.token_ids = [-1] * counts[number]
+                request.pieces = ["\ufffd"] * counts[number]
             state._num_tokens += counts[number]
+            start = stop
 
     def _segments_with(self, arrived: Column, first: Column, last: Column) -> list[int]:
         """The segments in which requests arrived or, from their first token to their last, could have got tokens."""

@@ -132,6 +132,7 @@ class Vocabulary:
     def __init__(self) -> None:
         self.ids: Column = np.zeros(0, np.int64)
         self.texts: list[str] = []
+        self._text_array: npt.NDArray[np.object_] | None = None
 
     def extend(self, start: int, ids: Column, texts: list[str]) -> None:
         """Take in new entries.
@@ -143,6 +144,7 @@ class Vocabulary:
             raise ValueError(f"{len(texts)} vocabulary entries from {start} on do not continue {len(self.texts)}")
         self.ids = np.concatenate((self.ids, ids))
         self.texts.extend(texts)
+        self._text_array = None
 
     def look_up(self, entries: Column) -> tuple[list[int], list[str]]:
         """Token ids and texts of entries.
@@ -152,8 +154,9 @@ class Vocabulary:
         """
         if len(entries) and not (entries.min() >= 0 and entries.max() < len(self.texts)):
             raise ValueError(f"an entry is not in the vocabulary of {len(self.texts)}")
-        texts = self.texts
-        return self.ids[entries].tolist(), [texts[entry] for entry in entries.tolist()]
+        if self._text_array is None:
+            self._text_array = np.array(self.texts, np.object_)
+        return self.ids[entries].tolist(), self._text_array[entries].tolist()
 
 
 def encode(first_step: int, messages: Sequence[RequestArrived | StepTrace], vocabulary: VocabularyWriter) -> Segment:
