@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import os
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
+import numba
 import numpy as np
 import platformdirs
 import torch
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 
     from engine.attention.metadata import AttentionMetadata
 
+logger = logging.getLogger("engine")
+
 _TAGS = {
     torch.bfloat16: np.uint16(0),
     torch.float16: np.int16(0),
@@ -57,22 +61,29 @@ class _Compiled:
 
     def __init__(self, dtype: torch.dtype) -> None:
         start = time.perf_counter()
-        import numba
-
         from engine.attention import cpu_kernel, cpu_vector
 
-        config: Any = numba.config
-        before = config.CACHE_DIR
-        config.CACHE_DIR = before or str(cache_dir())
+        worker = cpu_kernel.make_worker(_TAGS[dtype])
         try:
-            signature = numba.types.void(numba.types.int64)
-            worker = cpu_kernel.make_worker(_TAGS[dtype])
-            self._function = cast("Any", numba.cfunc(signature, cache=True)(worker))
-        finally:
-            config.CACHE_DIR = before
+            self._function = _compile(worker, cpu_kernel.OPTIONS, cache=True)
+        except Exception:
+            # A cache folder that cannot be written, or one with a broken file in it, costs time and nothing else.
+            logger.warning("compiling the CPU attention without the cache in %s", cache_dir(), exc_info=True)
+            self._function = _compile(worker, cpu_kernel.OPTIONS, cache=False)
         self.address = int(self._function.address)
         self.lanes = int(cpu_vector.LANES)
         self.seconds = time.perf_counter() - start
+
+
+def _compile(worker: Any, options: dict[str, Any], *, cache: bool) -> Any:
+    config: Any = numba.config
+    before = config.CACHE_DIR
+    config.CACHE_DIR = before or str(cache_dir())
+    try:
+        signature = numba.types.void(numba.types.int64)
+        return numba.cfunc(signature, cache=cache, **options)(worker)
+    finally:
+        config.CACHE_DIR = before
 
 
 _compile_lock = threading.Lock()

@@ -53,13 +53,17 @@ from engine.attention.cpu_vector import (
     weigh,
 )
 
+OPTIONS = {"error_model": "numpy", "boundscheck": False}
+"""Nobody could catch an exception of the worker; its arguments are checked before."""
+
+_compiled = njit(**OPTIONS)
 _NEG_INF = np.float32(-np.inf)
 _ZERO = np.float32(0.0)
 _ONE = np.float32(1.0)
 _F32 = np.float32(0.0)  # the tag of float32 elements
 
 
-@njit
+@_compiled
 def _gather(tag, p, table, base, start, n, target):
     """Positions start to start + n - 1 of one head as float32 rows of `width`, out of the blocks that hold them."""
     size = element_size(tag)
@@ -69,7 +73,7 @@ def _gather(tag, p, table, base, start, n, target):
         convert_row(tag, row, target + i * p.width * 4, p.head_dim, p.width, _ONE)
 
 
-@njit
+@_compiled
 def _mask(rows, first_pos, p, start, n, padded, weights):
     """Set to minus infinity what a row may not see, and the rest of its last vector."""
     for r in range(rows):
@@ -83,7 +87,7 @@ def _mask(rows, first_pos, p, start, n, padded, weights):
         fill(row, high, padded, _NEG_INF)
 
 
-@njit
+@_compiled
 def _softmax(rows, p, padded, weights, acc, maxima, sums):
     """Turn scores into weights relative to each row's running maximum, and bring its sum and accumulator along."""
     for r in range(rows):
@@ -104,7 +108,7 @@ def _softmax(rows, p, padded, weights, acc, maxima, sums):
         maxima[r] = new
 
 
-@njit
+@_compiled
 def _attend(p, tag, table, first_row, first_pos, num_queries, head, scratch):
     """Attend with num_queries rows of one sequence, for the query heads of one KV head."""
     size = element_size(tag)
@@ -179,7 +183,7 @@ def _attend(p, tag, table, first_row, first_pos, num_queries, head, scratch):
         store_row(tag, acc + r * p.width * 4, p.out + target * p.head_dim * out_size, p.head_dim, _ONE / sums[r])
 
 
-@njit
+@_compiled
 def _write(p, size, first_row, last_row, first_head, last_head):
     """Put keys and values of rows and KV heads into their slots; the ends are exclusive."""
     slots = carray(pointer_to(p.slot_mapping), p.num_tokens, np.int64)
