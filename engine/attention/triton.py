@@ -97,12 +97,9 @@ class TritonAttention:
         out = query.new_empty((num_tokens, num_heads, head_dim))
         if num_tokens == 0:
             return out
-        shape = {
-            "group": num_heads // cache.num_kv_heads,
-            "head_dim": head_dim,
-            "itemsize": query.element_size(),
-        }
         target = _target(query.device, self.num_processors)
+        group = num_heads // cache.num_kv_heads
+        quantised = _kind(cache, target) != triton_cache.PLAIN.value
         options = _Options(
             target=target,
             scale=scale,
@@ -116,7 +113,9 @@ class TritonAttention:
         max_keys = metadata.max_seq_len
         with _on(query):
             if num_decodes:
-                tile = self.decode or decode_tile(target, **shape)
+                tile = self.decode or decode_tile(
+                    target, group=group, head_dim=head_dim, itemsize=query.element_size(), quantised=quantised
+                )
                 reach = min(max_keys, options.window) if options.window else max_keys
                 split_keys, num_splits = decode_splits(reach, _multiple(self.decode_split_keys, tile.block_n))
                 _launch(
@@ -125,9 +124,11 @@ class TritonAttention:
                     split_keys=split_keys, num_splits=num_splits,
                 )  # fmt: skip
             if num_prefills:
-                tile = self.prefill or prefill_tile(target, **shape)
+                tile = self.prefill or prefill_tile(
+                    target, group=group, head_dim=head_dim, itemsize=query.element_size(), quantised=quantised
+                )
                 # A bound that needs no lengths: each sequence wastes less than one tile.
-                block_q = tile.block_m // shape["group"]
+                block_q = tile.block_m // group
                 num_tiles = (num_tokens - num_decodes) // block_q + num_prefills
                 split_keys, num_splits = prefill_splits(
                     max_keys,
@@ -261,7 +262,8 @@ def _launch(
             paged=metadata.block_table.shape[1] > 1,
             decode=decode,
             split=split,
-            precision="interpreted" if INTERPRETED else precision(options.target, query.element_size()),
+            precision="ieee" if INTERPRETED else precision(options.target, query.element_size()),
+            widen=INTERPRETED,
         ),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,

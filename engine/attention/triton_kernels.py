@@ -80,11 +80,11 @@ def _key_range(query_len, seq_len, first_token, BLOCK_Q: tl.constexpr, WINDOW: t
 
 
 @triton.jit
-def _dot(a, b, acc, PRECISION: tl.constexpr):
-    """A product on the matrix units; the interpreter would multiply the bits of bfloat16, so there in float32."""
-    if PRECISION == "interpreted":
-        return tl.dot(a.to(tl.float32), b.to(tl.float32), acc)
-    return tl.dot(a, b, acc, input_precision=PRECISION)
+def _mask(rows, dims, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr):
+    """Which elements of a tile to touch; one column where that says it all, since a mask takes registers."""
+    if HEAD_DIM < PADDED_DIM:
+        return rows[:, None] & (dims < HEAD_DIM)[None, :]
+    return rows[:, None]
 
 
 @triton.jit
@@ -132,21 +132,15 @@ def _attend_tile(
         slot = key_position
     offset = block * cache_block_stride + slot * HEAD_DIM
     key_at = keys + offset[None, :] + dims[:, None]
-    value_at = values + offset[:, None] + dims[None, :]
+    wanted = _mask(written, dims, HEAD_DIM, PADDED_DIM)
     if MASKED:
-        k = tl.load(key_at, written[None, :] & (dims < HEAD_DIM)[:, None], 0)
+        k = tl.load(key_at, tl.trans(wanted), 0)
     elif HEAD_DIM < PADDED_DIM:
         k = tl.load(key_at, (dims < HEAD_DIM)[:, None], 0)
     else:
         k = tl.load(key_at)
-    if MASKED:
-        v = tl.load(value_at, written[:, None] & (dims < HEAD_DIM)[None, :], 0)
-    elif HEAD_DIM < PADDED_DIM:
-        v = tl.load(value_at, (dims < HEAD_DIM)[None, :], 0)
-    else:
-        v = tl.load(value_at)
 
-    scores = _dot(query, dequantise(k, query.dtype, KIND), tl.zeros([query.shape[0], BLOCK_N], tl.float32), PRECISION)
+    scores = tl.dot(query, dequantise(k, query.dtype, KIND), input_precision=PRECISION)
     if KIND != PLAIN:
         scale_at = block * scale_block_stride + slot
         scores *= tl.load(key_scales + scale_at, written, 0.0).to(tl.float32)[None, :]
@@ -171,8 +165,16 @@ def _attend_tile(
     total = total * fade + tl.sum(weights, axis=1)
     if KIND != PLAIN:
         weights *= tl.load(value_scales + scale_at, written, 0.0).to(tl.float32)[None, :]
+    # Loaded late: outside a pipelined loop the values would wait in registers.
+    value_at = values + offset[:, None] + dims[None, :]
+    if MASKED:
+        v = tl.load(value_at, wanted, 0)
+    elif HEAD_DIM < PADDED_DIM:
+        v = tl.load(value_at, (dims < HEAD_DIM)[None, :], 0)
+    else:
+        v = tl.load(value_at)
     v = dequantise(v, query.dtype, KIND)
-    acc = _dot(weights.to(query.dtype), v, acc * fade[:, None], PRECISION)
+    acc = tl.dot(weights.to(query.dtype), v, acc * fade[:, None], input_precision=PRECISION)
     return acc, new_largest, total
 
 
@@ -213,6 +215,7 @@ def attention_kernel(
     DECODE: tl.constexpr,
     SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
 ):
     """Attention of one tile of query rows with one KV head, over one split of the keys.
 
@@ -245,12 +248,15 @@ def attention_kernel(
     token = first_token + rows // GROUP
     head = kv_head * GROUP + rows % GROUP
     row_mask = (rows < BLOCK_Q * GROUP) & (token < query_len)
-    mask = row_mask[:, None] & (dims < HEAD_DIM)[None, :]
+    mask = _mask(row_mask, dims, HEAD_DIM, PADDED_DIM)
     row = (start + token).to(tl.int64)
     position = seq_len - query_len + token
     q = tl.load(
         query + row[:, None] * query_token_stride + head[:, None] * query_head_stride + dims[None, :], mask, 0.0
     )
+    if WIDEN:
+        # The interpreter would multiply the bits of bfloat16.
+        q = q.to(tl.float32)
 
     plane = (layer * 2 * num_kv_heads + kv_head) * BLOCK_SIZE
     keys = cache + plane * HEAD_DIM
@@ -265,9 +271,9 @@ def attention_kernel(
     if not PAGED:
         only_block = tl.load(table_row).to(tl.int64)
 
-    acc = tl.zeros([BLOCK_M, PADDED_DIM], tl.float32)
+    acc = tl.full([BLOCK_M, PADDED_DIM], 0.0, tl.float32)
     largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
+    total = tl.full([BLOCK_M], 0.0, tl.float32)
     if SINKS:
         # A score without a value: it takes part once, in the first split.
         if begin == first_key:
@@ -355,12 +361,12 @@ def combine_kernel(
     token = first_token + rows // GROUP
     head = tl.program_id(1) * GROUP + rows % GROUP
     row_mask = (rows < BLOCK_Q * GROUP) & (token < query_len)
-    mask = row_mask[:, None] & (dims < HEAD_DIM)[None, :]
+    mask = _mask(row_mask, dims, HEAD_DIM, PADDED_DIM)
     result_row = (start + token).to(tl.int64) * (tl.num_programs(1) * GROUP) + head
 
-    acc = tl.zeros([BLOCK_ROWS, PADDED_DIM], tl.float32)
+    acc = tl.full([BLOCK_ROWS, PADDED_DIM], 0.0, tl.float32)
     largest = tl.full([BLOCK_ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_ROWS], tl.float32)
+    total = tl.full([BLOCK_ROWS], 0.0, tl.float32)
     for split in range(used):
         partial_row = result_row * num_splits + split
         lse = tl.load(partial_lse + partial_row, row_mask, 0.0)

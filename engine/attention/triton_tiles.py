@@ -56,7 +56,7 @@ def padded(n: int, least: int = 16) -> int:
     return max(least, 1 << (n - 1).bit_length())
 
 
-def decode_tile(target: Target, *, group: int, head_dim: int, itemsize: int) -> Tile:
+def decode_tile(target: Target, *, group: int, head_dim: int, itemsize: int, quantised: bool) -> Tile:
     """The cut for one query row per sequence.
 
     Args:
@@ -64,31 +64,38 @@ def decode_tile(target: Target, *, group: int, head_dim: int, itemsize: int) -> 
         group: Query heads of one KV head.
         head_dim: Size of one head.
         itemsize: Bytes of one query element.
+        quantised: Whether the cache's codes are converted in the kernel, in registers.
     """
     block_m = padded(group)
     width = padded(head_dim) * itemsize  # bytes of one key
-    if target.backend == "hip":
-        return Tile(block_m, 64 if width <= 128 else 32 if width <= 512 else 16, 4, 1)
-    if width <= 256:
-        return Tile(block_m, 64, 4, 3)
-    return Tile(block_m, 32, 4, 2)
+    if block_m > 16:
+        # Many heads share one KV head: the work is a prefill's.
+        tile = prefill_tile(target, group=group, head_dim=head_dim, itemsize=itemsize, quantised=quantised)
+        return Tile(block_m, min(tile.block_n, 32), tile.num_warps, tile.num_stages)
+    if width > 512:
+        return Tile(block_m, 16, 8, 2)
+    if width > 256 or target.backend == "hip":
+        return Tile(block_m, 32, 4, 2)
+    return Tile(block_m, 64, 4, 4)
 
 
-def prefill_tile(target: Target, *, group: int, head_dim: int, itemsize: int) -> Tile:
+def prefill_tile(target: Target, *, group: int, head_dim: int, itemsize: int, quantised: bool) -> Tile:
     """The cut for many query rows per sequence; the arguments are those of `decode_tile`."""
     width = padded(head_dim) * itemsize
-    least = padded(group)
-    if width <= 128:
-        tile = Tile(128, 64, 4, 3)
-    elif width <= 256:
-        tile = Tile(128, 64, 8, 3)
-    elif width <= 512:
-        tile = Tile(64, 32, 4, 2)
+    if width > 512:
+        tile = Tile(16, 16, 8, 2)
+    elif itemsize == 4:
+        # Each float32 product is three: their operands take the registers.
+        tile = Tile(64, 16, 8, 2) if width <= 256 else Tile(32, 16, 8, 2)
+    elif width > 256:
+        tile = Tile(64, 32, 8, 2)
+    elif quantised and width > 128:
+        tile = Tile(64, 64, 8, 3)
     else:
-        tile = Tile(32, 16, 4, 2)
-    block_m = max(tile.block_m, least)
+        tile = Tile(128, 64, 8, 3)
+    block_m = max(tile.block_m, padded(group))
     if target.backend == "hip":
-        return Tile(block_m, min(tile.block_n, 64), tile.num_warps, 1)
+        return Tile(block_m, min(tile.block_n, 32), tile.num_warps, 2)
     return Tile(block_m, tile.block_n, tile.num_warps, tile.num_stages)
 
 
@@ -140,6 +147,7 @@ def attention_constants(
     decode: bool,
     split: bool,
     precision: str,
+    widen: bool = False,
 ) -> dict[str, Any]:
     """The compile-time arguments of `attention_kernel`, in one place for the launch and the ahead-of-time build."""
     return {
@@ -157,6 +165,7 @@ def attention_constants(
         "DECODE": decode,
         "SPLIT": split,
         "PRECISION": precision,
+        "WIDEN": widen,
     }
 
 
