@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import enum
 import json
+import os
 import signal
+import sys
 import threading
 from pathlib import Path  # noqa: TC003 - Typer reads the annotations
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -295,6 +297,15 @@ def _on_screen(
         loop.stop()
         attached.close()
 
-    code = run_app(source, listen_url=attached.public_url, theme=theme, ascii=ascii_only, before_exit=close)
-    if code:
-        raise typer.Exit(code)
+    _leave(run_app(source, listen_url=attached.public_url, theme=theme, ascii=ascii_only, before_exit=close))
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process without the interpreter's teardown.
+
+    Native libraries of the model's side report leaks, and can crash, when they are taken down under threads that were
+    stopped in the middle of something; all that must be finished is finished by now.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from engine.trace.reader import Recording
@@ -304,3 +305,67 @@ def test_the_same_seed_gives_the_same_run(tmp_path):
 
     assert text_of("1") == text_of("1")
     assert text_of("1") != text_of("2")
+
+
+@pytest.fixture
+def on_screen(monkeypatch):
+    """A screen that is not there: it lets the engine work until it is told to close; what it was given."""
+    shown: list[Any] = []
+
+    def run_app(source: Any, *, before_exit: Any, **settings: Any) -> int:
+        shown.append((source, settings))
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline and source.position < 8:
+            source.poll()
+            time.sleep(0.01)
+        source.loop.stop()
+        before_exit()
+        return 0
+
+    def leave(code: int) -> None:
+        raise typer.Exit(code)
+
+    monkeypatch.setattr("kvtui.terminal.terminal_problem", lambda: None)
+    monkeypatch.setattr("kvtui.app.run_app", run_app)
+    monkeypatch.setattr("kvtui.cli.run._leave", leave)
+    return shown
+
+
+def test_on_screen_the_workload_plays_the_listener_listens_and_the_recording_is_finished(on_screen, two, tmp_path):
+    path = tmp_path / "x.mcap"
+    result = runner.invoke(
+        app,
+        ["run", "--model", "simulated", "--workload", two, "--listen", "127.0.0.1:0", "--record", str(path), "--ascii"],
+    )
+    ((source, settings),) = on_screen
+
+    assert result.exit_code == 0, result.output
+    assert source.position >= 8
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+", settings["listen_url"])
+    assert (settings["ascii"], settings["theme"]) == (True, None)
+    with Recording.open(path) as recording:
+        assert recording.complete
+        assert recording.num_steps > 8
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", int(settings["listen_url"].rsplit(":", 1)[1])), timeout=2)
+
+
+def test_on_screen_a_default_port_that_is_taken_is_a_note_and_no_error(on_screen, two, monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        monkeypatch.setattr("engine.serving.listener.DEFAULT_PORT", taken.getsockname()[1])
+        result = runner.invoke(app, ["run", "--model", "simulated", "--workload", two])
+
+    assert result.exit_code == 0, result.output
+    assert "takes no requests from outside" in result.stderr
+    assert on_screen[0][1]["listen_url"] is None
+
+
+def test_on_screen_steps_pause_the_engine(on_screen, two):
+    result = runner.invoke(app, ["run", "--model", "simulated", "--workload", two, "--no-listen", "--steps", "9"])
+    ((source, _),) = on_screen
+
+    assert result.exit_code == 0, result.output
+    assert source.loop.paused
+    assert source.position == 8

@@ -1,0 +1,159 @@
+"""`kvtui inspect` as its user meets it."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kvtui.cli.main import app
+
+sys.path.append(str(Path(__file__).parent.parent / "trace"))
+from trace_builder import (
+    TraceBuilder,
+    make_header,
+    release,
+    simulated_trace,
+)
+
+from engine.trace.recording import RecordingWriter
+
+
+def write(path, header, messages):
+    with RecordingWriter(path, header) as writer:
+        for message in messages:
+            writer(message)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("inspect") / "sound.mcap", *simulated_trace(seed=9, num_requests=15))
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory):
+    build = TraceBuilder(make_header(title="evil \x1b[31m[bold]title[/bold]\n"))
+    build.arrive(0)
+    build.prefill(0, [3], 4)
+    build.step(release(3, 0), release(3, 0), finished=[(0, "error", "\x1b]0;owned\x07 [red]")])
+    build.step()
+    return write(tmp_path_factory.mktemp("inspect") / "broken.mcap", build.header, build.messages)
+
+
+def inspect(*arguments):
+    return CliRunner().invoke(app, ["inspect", *arguments])
+
+
+def test_a_sound_recording_is_reported_with_its_counts_and_verdict(sound):
+    result = inspect(sound)
+    assert result.exit_code == 0
+    rows = {line[:12].strip(): line[13:] for line in result.stdout.splitlines()}
+    assert rows["title"] == "simulated"
+    assert rows["made by"] == "simulator, simulated, schema 1"
+    assert rows["pool"].startswith("24 blocks of 4 tokens")
+    assert rows["requests"].startswith("15: ")
+    assert rows["invariants"] == "all hold after every step"
+    assert "allocate" in rows["operations"]
+
+
+def test_the_json_report_has_the_same_counts(sound):
+    result = inspect(sound, "--json")
+    assert result.exit_code == 0
+    report = json.loads(result.stdout)
+    assert report["counts"]["requests"] == 15
+    assert report["counts"]["ops"]["allocate"] > 0
+    assert report["header"]["block_size"] == 4
+    assert report["complete"] is True
+    assert report["invariants"] == {"hold": True, "check_interval": 1, "broken": 0, "violations": []}
+
+
+def test_a_broken_invariant_is_named_with_block_and_step_and_exits_1(broken):
+    result = inspect(broken)
+    assert result.exit_code == 1
+    assert "BROKEN, 1 times; the first:" in result.stdout
+    assert "free_queue: block 3, step 1: request 0 released it, but it is free already" in result.stdout
+    report = json.loads(inspect(broken, "--json").stdout)
+    assert report["invariants"]["violations"][0]["name"] == "free_queue"
+    assert report["invariants"]["hold"] is False
+
+
+@pytest.mark.parametrize("arguments", [[], ["--step", "0"], ["--step", "2"]])
+def test_nothing_in_a_recording_reaches_the_terminal_as_a_command(broken, arguments):
+    output = inspect(broken, *arguments).output
+    assert all(character.isprintable() or character == "\n" for character in output)
+
+
+def test_markup_in_a_recording_is_text(broken):
+    assert "[bold]title[/bold]" in inspect(broken).stdout
+    assert "[red]" in inspect(broken, "--step", "2").stdout
+
+
+def test_the_state_at_a_step_shows_requests_blocks_and_decisions(sound):
+    result = inspect(sound, "--step", "10")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("step 10 at ")
+    state = json.loads(inspect(sound, "--step", "10", "--json").stdout)
+    blocks = state["blocks"]
+    assert f"{blocks['used']} used + {blocks['cached']} cached + {blocks['free']} free = 24 blocks" in result.stdout
+    for request in state["requests"]:
+        if request["status"] == "running" and len(request["table"]) <= 12:
+            assert " ".join(map(str, request["table"])) in result.stdout
+        if request["waiting_for"]:
+            assert request["waiting_for"] in result.stdout
+    grid = result.stdout.splitlines()[-1].split(maxsplit=1)[1].replace(" ", "")
+    assert len(grid) == 24
+    for refs, cell in zip(blocks["refs"], grid, strict=True):
+        assert (cell == str(refs)) == (refs > 1)
+
+
+def test_the_grid_of_a_large_pool_has_a_cell_for_several_blocks(tmp_path):
+    build = TraceBuilder(make_header(num_blocks=10_000))
+    build.arrive(0)
+    build.prefill(0, [9_999], 4)
+    path = write(tmp_path / "large.mcap", build.header, build.messages)
+    lines = inspect(path, "--step", "0").stdout.splitlines()
+    legend = next(line for line in lines if line.startswith("a cell is 5 blocks"))
+    assert "share in use" in legend
+    assert len(lines) < 60
+    assert lines[-1].split()[0] == "9920"
+
+
+def test_a_negative_step_counts_from_the_end(sound):
+    last = json.loads(inspect(sound, "--json").stdout)["counts"]["steps"] - 1
+    assert inspect(sound, "--step", "-1").stdout == inspect(sound, "--step", str(last)).stdout
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "says"),
+    [
+        (lambda path: None, [], "no recording"),
+        (lambda path: path.write_bytes(b""), [], "is empty"),
+        (lambda path: path.write_text("hello " * 9), [], "is not a recording"),
+        (lambda path: write(path, make_header(), []), ["--step", "0"], "has no steps yet"),
+        (lambda path: write(path, *simulated_trace(num_requests=1)), ["--step", "99999"], "it has steps 0 to"),
+    ],
+)
+def test_wrong_use_gets_one_line_on_stderr_and_exit_code_2(tmp_path, make, arguments, says):
+    path = tmp_path / "bad.mcap"
+    make(path)
+    result = inspect(str(path), *arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert says in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_recording_of_a_killed_process_is_reported_as_such(sound, tmp_path):
+    path = tmp_path / "cut.mcap"
+    path.write_bytes(Path(sound).read_bytes()[:-200])
+    result = inspect(str(path))
+    assert result.exit_code == 0
+    assert "not closed properly" in result.stdout
+
+
+def test_the_help_has_an_example():
+    result = inspect("--help")
+    assert result.exit_code == 0
+    assert "kvtui inspect demo.mcap --step 120" in result.stdout
