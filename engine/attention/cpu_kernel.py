@@ -5,10 +5,11 @@ some of the KV heads. Where every sequence is one item, the item writes its own 
 written in a run before, so that no thread ever waits for another in here. The query heads that share a KV head are
 rows of the same small matrix, so that each key and value is read and converted once for all of them.
 
-Keys are walked in tiles of `TILE_KV` positions straight from the block table, softmax is kept online across tiles
-(Milakov and Gimelshein 2018, "Online normalizer calculation for softmax"; Dao et al. 2022, "FlashAttention"). With few
-rows the inner loops read the cache itself and convert in registers; with more, or an awkward head size, `GATHER`
-positions at a time are converted to float32 first, which then all rows use.
+Keys are walked in tiles of `TILE_KV` positions. The block table is looked at once per tile, for the offset of every
+position; the inner loops take offsets and neither know blocks nor care for their size. Softmax is kept online across
+tiles (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax"; Dao et al. 2022, "FlashAttention").
+With few rows the inner loops read the cache itself and convert in registers; with more, or an awkward head size,
+`GATHER` positions at a time are converted to float32 first, which then all rows use.
 """
 
 # mypy: ignore-errors
@@ -23,6 +24,7 @@ import numpy as np
 from numba import carray, njit
 
 from engine.attention.cpu_params import (
+    AHEAD,
     ATTEND_AND_WRITE,
     CURSOR,
     GATHER,
@@ -35,17 +37,16 @@ from engine.attention.cpu_params import (
 )
 from engine.attention.cpu_vector import (
     LANES,
-    TILE_TOKENS,
     convert_row,
     copy_bytes,
     element_size,
     exp_row,
     fetch_add,
     fill,
+    fill_offsets,
     max_row,
     output_size,
     pointer_to,
-    prefetch,
     scale_row,
     scores,
     softcap_row,
@@ -64,13 +65,26 @@ _F32 = np.float32(0.0)  # the tag of float32 elements
 
 
 @_compiled
-def _gather(tag, p, table, base, start, n, target):
-    """Positions start to start + n - 1 of one head as float32 rows of `width`, out of the blocks that hold them."""
-    size = element_size(tag)
+def _locate(p, size, table, start, count, shift, target, index):
+    """Offsets, in bytes, of positions start to start + count - 1 from position 0 of block 0, plus a shift."""
+    block = start // p.block_size
+    slot = start - block * p.block_size
+    step = p.head_dim * size
+    while count > 0:
+        n = min(count, p.block_size - slot)
+        fill_offsets(target, index, n, table[block] * p.block_stride * size + slot * step + shift, step)
+        index += n
+        count -= n
+        block += 1
+        slot = 0
+
+
+@_compiled
+def _gather(tag, p, base, offsets, n, target):
+    """The rows at n offsets as float32 rows of `width`."""
+    rows = carray(pointer_to(offsets), n, np.int64)
     for i in range(n):
-        block = table[(start + i) // p.block_size]
-        row = base + (block * p.block_stride + ((start + i) % p.block_size) * p.head_dim) * size
-        convert_row(tag, row, target + i * p.width * 4, p.head_dim, p.width, _ONE)
+        convert_row(tag, base + rows[i], target + i * p.width * 4, p.head_dim, p.width, _ONE)
 
 
 @_compiled
@@ -109,11 +123,13 @@ def _softmax(rows, p, padded, weights, acc, maxima, sums):
 
 
 @_compiled
-def _attend(p, tag, table, first_row, first_pos, num_queries, head, scratch):
+def _attend(p, tag, table, first_row, first_pos, num_queries, head, heads_left, scratch):
     """Attend with num_queries rows of one sequence, for the query heads of one KV head."""
     size = element_size(tag)
     rows = num_queries * p.group
-    q = scratch
+    offsets = scratch
+    in_scratch = offsets + (TILE_KV + AHEAD) * 8
+    q = in_scratch + GATHER * 8
     acc = q + p.max_rows * p.width * 4
     weights = acc + p.max_rows * p.width * 4
     stats = weights + p.max_rows * TILE_KV * 4
@@ -133,48 +149,50 @@ def _attend(p, tag, table, first_row, first_pos, num_queries, head, scratch):
             maxima[r] = carray(pointer_to(p.sinks), query_head + 1, np.float32)[query_head]
             sums[r] = _ONE
 
-    keys = p.cache + (p.layer_offset + head * p.block_size * p.head_dim) * size
-    values = keys + p.num_kv_heads * p.block_size * p.head_dim * size
-    direct = rows <= TILE_ROWS and p.width == p.head_dim and p.block_size >= TILE_TOKENS
+    head_bytes = p.block_size * p.head_dim * size
+    keys = p.cache + p.layer_offset * size + head * head_bytes
+    values = keys + p.num_kv_heads * head_bytes
+    direct = rows <= TILE_ROWS and p.width == p.head_dim
+    if not direct:
+        fill_offsets(in_scratch, 0, GATHER, 0, p.width * 4)
     stop = first_pos + num_queries
-    start = max(0, first_pos - p.window + 1) if p.window > 0 else 0
+    first = max(0, first_pos - p.window + 1) if p.window > 0 else 0
+    start = first
     while start < stop:
         end = min(start + TILE_KV, stop)
         n = end - start
         padded = (n + LANES - 1) // LANES * LANES
-        t = start
-        while t < end:
-            if direct:
-                at = (table[t // p.block_size] * p.block_stride + (t % p.block_size) * p.head_dim) * size
-                m = min(end - t, p.block_size - t % p.block_size)
-                if t + m < end:
-                    ahead = keys + table[(t + m) // p.block_size] * p.block_stride * size
-                    prefetch(ahead, min(end - t - m, p.block_size) * p.head_dim * size)
-                scores(tag, rows, q, keys + at, p.head_dim, m, p.width, weights + (t - start) * 4, TILE_KV)
-            else:
-                m = min(end - t, GATHER)
-                _gather(tag, p, table, keys, t, m, gathered)
-                scores(_F32, rows, q, gathered, p.width, m, p.width, weights + (t - start) * 4, TILE_KV)
-            t += m
+        _locate(p, size, table, start, n, 0, offsets, 0)
+        if direct:
+            # What is read next: this tile's values, then the next tile's keys or the next head's.
+            ahead = min(AHEAD, n)
+            _locate(p, size, table, start, ahead, values - keys, offsets, n)
+            fill_offsets(offsets, n + ahead, AHEAD - ahead, 0, 0)
+            scores(tag, AHEAD, rows, q, keys, offsets, n, p.width, weights, TILE_KV)
+        else:
+            for t in range(0, n, GATHER):
+                m = min(n - t, GATHER)
+                _gather(tag, p, keys, offsets + t * 8, m, gathered)
+                scores(_F32, 0, rows, q, gathered, in_scratch, m, p.width, weights + t * 4, TILE_KV)
         if p.softcap != _ZERO:
             for r in range(rows):
                 softcap_row(weights + r * TILE_KV * 4, padded, p.softcap)
         _mask(rows, first_pos, p, start, n, padded, weights)
         _softmax(rows, p, padded, weights, acc, maxima, sums)
-        t = start
-        while t < end:
-            if direct:
-                at = (table[t // p.block_size] * p.block_stride + (t % p.block_size) * p.head_dim) * size
-                m = min(end - t, p.block_size - t % p.block_size)
-                if t + m < end:
-                    ahead = values + table[(t + m) // p.block_size] * p.block_stride * size
-                    prefetch(ahead, min(end - t - m, p.block_size) * p.head_dim * size)
-                weigh(tag, rows, weights + (t - start) * 4, TILE_KV, values + at, p.head_dim, m, p.width, acc)
+        if direct:
+            if end < stop:
+                ahead = min(AHEAD, stop - end)
+                _locate(p, size, table, end, ahead, keys - values, offsets, n)
+            elif heads_left > 0:
+                _locate(p, size, table, first, ahead, keys - values + head_bytes, offsets, n)
             else:
-                m = min(end - t, GATHER)
-                _gather(tag, p, table, values, t, m, gathered)
-                weigh(_F32, rows, weights + (t - start) * 4, TILE_KV, gathered, p.width, m, p.width, acc)
-            t += m
+                fill_offsets(offsets, n, AHEAD, 0, 0)
+            weigh(tag, AHEAD, rows, weights, TILE_KV, values, offsets, n, p.width, acc)
+        else:
+            for t in range(0, n, GATHER):
+                m = min(n - t, GATHER)
+                _gather(tag, p, values, offsets + t * 8, m, gathered)
+                weigh(_F32, 0, rows, weights + t * 4, TILE_KV, gathered, in_scratch, m, p.width, acc)
         start = end
 
     out_size = output_size(tag)
@@ -241,6 +259,6 @@ def make_worker(tag: Any) -> Any:
             if p.phase == ATTEND_AND_WRITE:
                 _write(p, size, first_row, first_row + num_queries, first_head, last_head)
             for head in range(first_head, last_head):
-                _attend(p, tag, table, first_row, first_pos, num_queries, head, scratch)
+                _attend(p, tag, table, first_row, first_pos, num_queries, head, last_head - 1 - head, scratch)
 
     return worker

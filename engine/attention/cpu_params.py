@@ -18,6 +18,9 @@ MAX_ROWS = 48
 TILE_ROWS = 3
 """Query rows of one register tile: with 4 tokens or 4 vectors of columns they fill 12 of the 16 registers of AVX2."""
 
+AHEAD = 16
+"""Positions by which reading runs ahead of computing: the time of a read from main memory, about."""
+
 WRITE_ROWS = 16
 """Rows whose keys and values are written as one piece."""
 
@@ -88,5 +91,9 @@ CALL = struct.Struct(f"={len(OF_CALL)}q{len(_FLOATS)}f")
 
 
 def scratch_floats(max_rows: int, width: int) -> int:
-    """Floats of one thread's scratch: queries, accumulators, scores, running maxima and sums, gathered positions."""
-    return max_rows * (2 * width + TILE_KV + 2) + GATHER * width
+    """Floats of one thread's scratch, in this order.
+
+    Offsets of a tile's positions and of gathered ones (int64), queries, accumulators, scores, running maxima and sums,
+    gathered positions.
+    """
+    return 2 * (TILE_KV + AHEAD + GATHER) + max_rows * (2 * width + TILE_KV + 2) + GATHER * width

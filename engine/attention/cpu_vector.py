@@ -159,14 +159,28 @@ def _at(builder: Any, row: int, stride: Any, index: Any) -> Any:
     return builder.add(builder.mul(ir.Constant(_I64, row), stride), index)
 
 
-def _dot_tile(builder, tag, num_rows, num_tokens, q, q_stride, k, k_stride, width, out, out_stride):
-    """out[r, t] = sum over width of q[r] * k[t], for a literal number of rows and 1 or TILE_TOKENS tokens."""
+def _row(builder, rows, index):
+    """Address of row number `index`: `rows` is a base address and the address of int64 offsets from it, in bytes."""
+    base, offsets = rows
+    return builder.add(base, builder.load(_pointer(builder, offsets, index, 8, _I64), align=8))
+
+
+def _prefetch(builder, address):
+    """Ask for the cache line at an address, which need not exist."""
+    byte = ir.IntType(8).as_pointer()
+    signature = ir.FunctionType(ir.VoidType(), [byte, _I32, _I32, _I32])
+    function = cgutils.get_or_insert_function(builder.module, signature, "llvm.prefetch.p0")
+    builder.call(function, [builder.inttoptr(address, byte), *(ir.Constant(_I32, n) for n in (0, 3, 1))])
+
+
+def _dot_tile(builder, tag, num_rows, num_tokens, q, q_stride, keys, width, out, out_stride):
+    """out[r, t] = sum over width of q[r] * keys[t], for a literal number of rows and of addresses of keys."""
     zero = _const(0.0)
     sums = [[cgutils.alloca_once_value(builder, zero) for _ in range(num_tokens)] for _ in range(num_rows)]
     with _range(builder, width, LANES) as (column, _):
         queries = [_load(builder, types.float32, q, _at(builder, r, q_stride, column)) for r in range(num_rows)]
         for t in range(num_tokens):
-            key = _load(builder, tag, k, _at(builder, t, k_stride, column))
+            key = _load(builder, tag, keys[t], column)
             for r in range(num_rows):
                 builder.store(_fma(builder, queries[r], key, builder.load(sums[r][t])), sums[r][t])
     for r in range(num_rows):
@@ -175,8 +189,8 @@ def _dot_tile(builder, tag, num_rows, num_tokens, q, q_stride, k, k_stride, widt
         _store(builder, total, out, builder.mul(ir.Constant(_I64, r), out_stride))
 
 
-def _weighted_tile(builder, tag, num_rows, num_chunks, w, w_stride, v, v_stride, tokens, acc, acc_stride):
-    """acc[r, :num_chunks * LANES] += sum over tokens of w[r, t] * v[t], for literal numbers of rows and chunks."""
+def _weighted_tile(builder, tag, num_rows, num_chunks, w, w_stride, values, tokens, acc, acc_stride, ahead):
+    """acc[r, :num_chunks * LANES] += sum over tokens of w[r, t] * values[t], for literal numbers of rows and chunks."""
     columns = [ir.Constant(_I64, c * LANES) for c in range(num_chunks)]
     places = [[_at(builder, r, acc_stride, column) for column in columns] for r in range(num_rows)]
     sums = [
@@ -184,13 +198,17 @@ def _weighted_tile(builder, tag, num_rows, num_chunks, w, w_stride, v, v_stride,
         for row in places
     ]
     with _range(builder, tokens, 1) as (token, _):
-        row_start = builder.mul(token, v_stride)
+        if ahead:
+            later = _row(builder, values, builder.add(token, ir.Constant(_I64, ahead)))
+            for line in range(0, num_chunks * LANES * _SIZES[tag], 64):
+                _prefetch(builder, builder.add(later, ir.Constant(_I64, line)))
+        row_address = _row(builder, values, token)
         weights = []
         for r in range(num_rows):
             cell = _pointer(builder, w, _at(builder, r, w_stride, token), 4, _F32)
             weights.append(_splat(builder, builder.load(cell, align=4)))
         for c, column in enumerate(columns):
-            value = _load(builder, tag, v, builder.add(row_start, column))
+            value = _load(builder, tag, row_address, column)
             for r in range(num_rows):
                 builder.store(_fma(builder, weights[r], value, builder.load(sums[r][c])), sums[r][c])
     for r in range(num_rows):
@@ -226,17 +244,25 @@ def _steps(builder, stop, tile, body):
         body(start, 1)
 
 
+def _plus(builder, index, n):
+    return builder.add(index, ir.Constant(_I64, n)) if n else index
+
+
 def _offset(builder, address, index, stride, size):
     """Address of element index * stride."""
     return builder.add(address, builder.mul(builder.mul(index, stride), ir.Constant(_I64, size)))
 
 
-@intrinsic
-def scores(typingctx, tag, rows, q, k, k_stride, tokens, width, out, out_stride):
-    """out[r, t] = q[r] . k[t]: q float32 [rows, width], k [tokens, width], width a multiple of LANES."""
+@intrinsic(prefer_literal=True)
+def scores(typingctx, tag, ahead, rows, q, base, offsets, tokens, width, out, out_stride):
+    """out[r, t] = q[r] . key[t]: q float32 [rows, width], width a multiple of LANES, key t at base + offsets[t].
+
+    offsets are int64 bytes. ahead is a literal: so many more offsets follow, of rows to prefetch that far in advance.
+    """
+    distance = ahead.literal_value
 
     def codegen(context, builder, signature, args):
-        _, rows_, q_, k_, ks_, tokens_, width_, out_, os_ = args
+        _, _, rows_, q_, base_, offsets_, tokens_, width_, out_, os_ = args
         one = ir.Constant(_I64, 1)
         with _row_tiles(builder, rows_) as (row, each):
             q_row = _offset(builder, q_, row, width_, 4)
@@ -244,24 +270,33 @@ def scores(typingctx, tag, rows, q, k, k_stride, tokens, width, out, out_stride)
 
             def tile(num_rows):
                 def body(t, num_tokens):
-                    k_row = _offset(builder, k_, t, ks_, _SIZES[tag])
+                    keys = [_row(builder, (base_, offsets_), _plus(builder, t, n)) for n in range(num_tokens)]
+                    if distance:
+                        later = [
+                            _row(builder, (base_, offsets_), _plus(builder, t, distance + n)) for n in range(num_tokens)
+                        ]
+                        size = builder.mul(width_, ir.Constant(_I64, _SIZES[tag]))
+                        with _range(builder, size, 64) as (line, _):
+                            for address in later:
+                                _prefetch(builder, builder.add(address, line))
                     target = _offset(builder, out_row, t, one, 4)
-                    _dot_tile(builder, tag, num_rows, num_tokens, q_row, width_, k_row, ks_, width_, target, os_)
+                    _dot_tile(builder, tag, num_rows, num_tokens, q_row, width_, keys, width_, target, os_)
 
                 _steps(builder, tokens_, TILE_TOKENS, body)
 
             each(tile)
         return context.get_dummy_value()
 
-    return types.void(tag, *[types.int64] * 8), codegen
+    return types.void(tag, ahead, *[types.int64] * 8), codegen
 
 
-@intrinsic
-def weigh(typingctx, tag, rows, w, w_stride, v, v_stride, tokens, width, acc):
-    """acc[r] += sum over t of w[r, t] * v[t]: acc float32 [rows, width], v [tokens, width]; see `scores`."""
+@intrinsic(prefer_literal=True)
+def weigh(typingctx, tag, ahead, rows, w, w_stride, base, offsets, tokens, width, acc):
+    """acc[r] += sum over t of w[r, t] * value[t]: acc float32 [rows, width], value t at base + offsets[t]."""
+    distance = ahead.literal_value
 
     def codegen(context, builder, signature, args):
-        _, rows_, w_, ws_, v_, vs_, tokens_, width_, acc_ = args
+        _, _, rows_, w_, ws_, base_, offsets_, tokens_, width_, acc_ = args
         chunks = builder.sdiv(width_, ir.Constant(_I64, LANES))
         lanes = ir.Constant(_I64, LANES)
         with _row_tiles(builder, rows_) as (row, each):
@@ -270,10 +305,11 @@ def weigh(typingctx, tag, rows, w, w_stride, v, v_stride, tokens, width, acc):
 
             def tile(num_rows):
                 def body(c, num_chunks):
-                    v_column = _offset(builder, v_, c, lanes, _SIZES[tag])
+                    values = (_offset(builder, base_, c, lanes, _SIZES[tag]), offsets_)
                     target = _offset(builder, acc_row, c, lanes, 4)
+                    early = distance if num_chunks == TILE_CHUNKS else 0
                     _weighted_tile(
-                        builder, tag, num_rows, num_chunks, w_row, ws_, v_column, vs_, tokens_, target, width_
+                        builder, tag, num_rows, num_chunks, w_row, ws_, values, tokens_, target, width_, early
                     )
 
                 _steps(builder, chunks, TILE_CHUNKS, body)
@@ -281,7 +317,21 @@ def weigh(typingctx, tag, rows, w, w_stride, v, v_stride, tokens, width, acc):
             each(tile)
         return context.get_dummy_value()
 
-    return types.void(tag, *[types.int64] * 8), codegen
+    return types.void(tag, ahead, *[types.int64] * 8), codegen
+
+
+@intrinsic
+def fill_offsets(typingctx, target, index, count, start, step):
+    """Set the int64 target[index:index + count] to start, start + step, ..."""
+
+    def codegen(context, builder, signature, args):
+        target_, index_, count_, start_, step_ = args
+        with _range(builder, count_, 1) as (i, _):
+            value = builder.add(start_, builder.mul(i, step_))
+            builder.store(value, _pointer(builder, target_, builder.add(index_, i), 8, _I64), align=8)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5), codegen
 
 
 @intrinsic
@@ -457,24 +507,6 @@ def copy_bytes(typingctx, target, source, count):
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), codegen
-
-
-@intrinsic
-def prefetch(typingctx, address, count):
-    """Ask for count bytes from an address to be brought near; harmless where it points nowhere."""
-
-    def codegen(context, builder, signature, args):
-        address_, count_ = args
-        byte = ir.IntType(8).as_pointer()
-        function = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(ir.VoidType(), [byte, _I32, _I32, _I32]), "llvm.prefetch.p0"
-        )
-        with _range(builder, count_, 64) as (i, _):
-            pointer = builder.inttoptr(builder.add(address_, i), byte)
-            builder.call(function, [pointer, *(ir.Constant(_I32, n) for n in (0, 3, 1))])
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen
 
 
 @intrinsic
