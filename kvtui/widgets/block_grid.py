@@ -22,7 +22,7 @@ from kvtui.block_layout import BlockLayout, fitting_level, lay_out, levels_for
 from kvtui.view import BlockSelected, Panel, View
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
     from textual import events
@@ -65,8 +65,9 @@ class BlockGrid(Panel):
     BlockGrid { scrollbar-size-vertical: 1; overflow-x: hidden; }
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(id="blocks")
+        self._clock = clock
         self._layout_now: BlockLayout | None = None
         self._zoom = 0
         self._cursor: int | None = None
@@ -97,7 +98,7 @@ class BlockGrid(Panel):
             self._flashes.clear()
             self._segments.clear()
             self._lay_out()
-        now = time.monotonic()
+        now = self._clock()
         if steps and view.source.paused:
             self._put_out(float("inf"))
         if not reset or len(steps) == 1:
@@ -140,7 +141,11 @@ class BlockGrid(Panel):
         levels = levels_for(num_blocks)
         fitting = fitting_level(num_blocks, max(1, width), max(1, height))
         self._zoom = max(-fitting, min(self._zoom, len(levels) - 1 - fitting))
-        self._layout_now = lay_out(num_blocks, levels[fitting + self._zoom], max(1, width), max(1, height))
+        level = levels[fitting + self._zoom]
+        self._layout_now = lay_out(num_blocks, level, max(1, width), max(1, height))
+        if self._layout_now.num_lines > height and not self.show_vertical_scrollbar:
+            width -= self.styles.scrollbar_size_vertical
+            self._layout_now = lay_out(num_blocks, level, max(1, width), max(1, height))
         self._codes = np.zeros((0, 0), dtype=np.uint16)
         self.virtual_size = Size(width, self._layout_now.num_lines)
 
