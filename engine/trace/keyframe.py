@@ -14,31 +14,25 @@ import msgspec
 import numpy as np
 
 from engine.request import RequestStatus
+from engine.trace.block_fold import ARRAYS, INT32_MAX, MAX_VIOLATIONS
 from engine.trace.columns import column, pack, unpack
 from engine.trace.columns import differences as delta
 from engine.trace.columns import sums as undo_delta
 from engine.trace.events import Counters, Decision, Header, Op, Phase
 from engine.trace.invariants import Violation  # noqa: TC001 (msgspec reads the annotations)
+from engine.trace.request_state import RequestState
 from engine.trace.segment import encodable
-from engine.trace.state import (
-    ARRAYS,
-    MAX_FINISHED,
-    MAX_REQUESTS,
-    MAX_VIOLATIONS,
-    PoolState,
-    RequestState,
-)
+from engine.trace.state import MAX_FINISHED, MAX_REQUESTS, PoolState
 
 if TYPE_CHECKING:
     from engine.trace.columns import Column
 
-_INT32_MAX = 2**31 - 1
 _MAX_PLACES = 1 << 22
 """Places of all block tables together at most."""
 
 _ANY = (-(2**63), 2**63 - 1)
-_COUNT = (0, _INT32_MAX)
-_STEP = (-1, _INT32_MAX)
+_COUNT = (0, INT32_MAX)
+_STEP = (-1, INT32_MAX)
 _REQUEST_COLUMNS = {
     "request": _COUNT,
     "status": (0, int(max(RequestStatus))),
@@ -167,7 +161,7 @@ def from_keyframe(header: Header, keyframe: Keyframe) -> PoolState:
     """
     state = PoolState(header)
     n = header.num_blocks
-    if not (-1 <= keyframe.step <= _INT32_MAX and 0 <= keyframe.next_order < 2**62):
+    if not (-1 <= keyframe.step <= INT32_MAX and 0 <= keyframe.next_order < 2**62):
         raise ValueError(f"step {keyframe.step} or stamp {keyframe.next_order} is not possible")
     state.step = keyframe.step
     state.time_ns = keyframe.time_ns
@@ -196,17 +190,17 @@ def from_keyframe(header: Header, keyframe: Keyframe) -> PoolState:
 def _limits(header: Header, keyframe: Keyframe) -> dict[str, tuple[int, int]]:
     """The values that each array can have."""
     return {
-        "owner": (-1, _INT32_MAX),
-        "logical": (-1, _INT32_MAX),
-        "refs": (0, _INT32_MAX),
+        "owner": (-1, INT32_MAX),
+        "logical": (-1, INT32_MAX),
+        "refs": (0, INT32_MAX),
         "filled": (0, header.block_size),
         "key": (-(2**63), 2**63 - 1),
-        "last_owner": (-1, _INT32_MAX),
+        "last_owner": (-1, INT32_MAX),
         "last_op": (-1, int(max(Op))),
         "touched": (-1, keyframe.step),
         "free_order": (0, keyframe.next_order - 1),
-        "cpu_owner": (-1, _INT32_MAX),
-        "cpu_logical": (-1, _INT32_MAX),
+        "cpu_owner": (-1, INT32_MAX),
+        "cpu_logical": (-1, INT32_MAX),
         "cpu_filled": (0, header.block_size),
     }
 

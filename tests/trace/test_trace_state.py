@@ -20,6 +20,7 @@ from trace_builder import (
 
 from engine.request import RequestStatus
 from engine.trace import state as state_module
+from engine.trace.block_fold import MAX_VIOLATIONS
 from engine.trace.events import (
     NO_BLOCK,
     BatchMember,
@@ -368,7 +369,7 @@ def test_violations_are_counted_but_only_the_first_are_kept():
     for _ in range(100):
         build.step(release(0, 0), release(1, 0))
     assert build.state.num_violations == 200
-    assert len(build.state.violations) == state_module.MAX_VIOLATIONS
+    assert len(build.state.violations) == MAX_VIOLATIONS
     assert build.state.violations[0].step == 0
 
 
@@ -414,7 +415,7 @@ def test_no_trace_whatever_breaks_the_fold(messages):
         assert state.cached == (~held & (state.key != 0)).sum()
         assert state.used + state.cached + state.free == 8
         assert ((state.filled >= 0) & (state.filled <= 4)).all()
-        assert len(state.violations) <= state_module.MAX_VIOLATIONS
+        assert len(state.violations) <= MAX_VIOLATIONS
         assert sum(len(request.table) for request in state.requests.values()) <= 12 * 30
         check(state)
         for block in range(-1, 9):

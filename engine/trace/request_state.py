@@ -1,0 +1,85 @@
+"""One request as a trace tells of it."""
+
+from __future__ import annotations
+
+from copy import copy as shallow_copy
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from engine.request import RequestStatus
+from engine.trace.events import NO_REQUEST
+
+if TYPE_CHECKING:
+    from engine.trace.events import Decision
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """One request as the trace tells of it.
+
+    Attributes:
+        request: The engine's number for it.
+        token_ids: Prompt and output.
+        pieces: The text of each token, as many as `token_ids`.
+        table: The block table; NO_BLOCK where a place holds none.
+        num_computed: Tokens whose keys and values are in the cache.
+        num_cached: Prompt tokens that its first admission found in the prefix cache.
+        arrival_ns: Since the trace began, as all times here.
+        admitted_ns: Start of the step that first admitted it; -1 before, as with the next two.
+        first_token_ns: End of the step that brought its first token.
+        finished_ns: End of the step that ended it.
+        finish_reason: A `FinishReason` value; empty before the end.
+        message: Why it ended, where it went wrong.
+        waiting_for: The decision that keeps it waiting; None while it does not wait.
+        last_phase: `Phase` of its last turn in a batch; -1 before the first.
+        last_scheduled: Tokens computed for it in that turn.
+        last_batch: Index of that turn's step; -1 before the first.
+        arrival_step: Index of the step before which it arrived.
+        first_token_step: Index of the step of its first new token; -1 before.
+        last_token_step: Index of the step of its newest token; -1 before.
+    """
+
+    request: int
+    name: str
+    num_prompt_tokens: int
+    max_tokens: int
+    arrival_ns: int
+    arrival_step: int = 0
+    temperature: float = 0.0
+    parent: int = NO_REQUEST
+    status: RequestStatus = RequestStatus.WAITING
+    token_ids: list[int] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    table: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    num_cached: int = 0
+    admitted_ns: int = -1
+    first_token_ns: int = -1
+    finished_ns: int = -1
+    finish_reason: str = ""
+    message: str = ""
+    waiting_for: Decision | None = None
+    preemptions: int = 0
+    last_phase: int = -1
+    last_scheduled: int = 0
+    last_batch: int = -1
+    first_token_step: int = -1
+    last_token_step: int = -1
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens: prompt and output."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    def copy(self) -> RequestState:
+        """Another one, equal and sharing nothing that changes."""
+        other = shallow_copy(self)
+        other.token_ids = self.token_ids.copy()
+        other.pieces = self.pieces.copy()
+        other.table = self.table.copy()
+        return other
