@@ -129,7 +129,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
 
     Attributes:
         source: Who made it.
-        provenance: `measured` on a real engine, `simulated` without a model, or `inferred` from outside; shown as a badge.
+        provenance: `measured` on a real engine, `simulated` without a model, or `inferred` from outside; shown as a
+            badge.
         started_at: Unix time in seconds.
     """
 

@@ -21,8 +21,8 @@ from engine.trace.columns import sums as undo_delta
 from engine.trace.events import Counters, Decision, Header, Op, Phase
 from engine.trace.invariants import Violation  # noqa: TC001 (msgspec reads the annotations)
 from engine.trace.request_state import RequestState
-from engine.trace.segment import encodable
 from engine.trace.state import MAX_FINISHED, MAX_REQUESTS, PoolState
+from engine.trace.vocabulary import encodable
 
 if TYPE_CHECKING:
     from engine.trace.columns import Column

@@ -21,8 +21,9 @@ from mcap.writer import CompressionType, IndexType, Writer
 from engine.trace.columns import column, differences, pack
 from engine.trace.events import Header, RequestArrived, StepTrace, TraceMessage
 from engine.trace.keyframe import Keyframe
-from engine.trace.segment import MAX_ROWS, Segment, VocabularyWriter, encodable, encode
+from engine.trace.segment import MAX_ROWS, Segment, encode
 from engine.trace.state import PoolState
+from engine.trace.vocabulary import VocabularyWriter, encodable
 
 if TYPE_CHECKING:
     from types import TracebackType

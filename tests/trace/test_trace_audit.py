@@ -103,7 +103,7 @@ def test_damage_ends_the_audit_and_is_told(tmp_path):
         for message in messages:
             writer(message)
     with Recording.open(path) as recording:
-        segment = recording._segments[-1].tolist()
+        segment = recording._layout.segments[-1].tolist()
     content = bytearray(path.read_bytes())
     content[segment[2] + segment[3] // 2] ^= 0xFF
     path.write_bytes(content)

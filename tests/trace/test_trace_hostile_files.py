@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from mcap.writer import IndexType, Writer
 from trace_builder import TraceBuilder, make_header, simulated_trace
 
-from engine.trace import container, reader
+from engine.trace import container
 from engine.trace import recording as recording_module
 from engine.trace.audit import audit
 from engine.trace.events import StepTrace
 from engine.trace.keyframe import Keyframe
+from engine.trace.layout import DAMAGE
 from engine.trace.reader import Recording
 from engine.trace.recording import Index, RecordingError, RecordingWriter
 
@@ -129,10 +130,10 @@ def parts_of(content, tmp_path):
     path = tmp_path / "parts.mcap"
     path.write_bytes(content)
     with Recording.open(path) as recording:
-        segments = [recording._segment(at).segment for at in range(len(recording._segments))]
+        segments = [recording._segment(at).segment for at in range(len(recording._layout.segments))]
         keyframes = [
-            msgspec.msgpack.decode(recording._read_chunk(offset, length).data, type=Keyframe)
-            for _, offset, length in recording._keyframes
+            msgspec.msgpack.decode(recording._layout.message(offset, length).data, type=Keyframe)
+            for _, offset, length in recording._layout.keyframes
         ]
         return recording.header, segments, keyframes
 
@@ -339,11 +340,40 @@ def test_a_wrong_checksum_ends_the_readable_part(original, tmp_path):
         assert list(recording.steps()) == steps[:9]
 
 
+def test_damage_to_a_short_recording_costs_its_own_steps_and_texts_and_no_more(tmp_path, monkeypatch):
+    """A short recording has no vocabulary of its own: the segments have it, so a damaged one takes texts with it."""
+    monkeypatch.setattr(recording_module, "SEGMENT_STEPS", 9)
+    monkeypatch.setattr(recording_module, "SEGMENT_SECONDS", 60.0)
+    header, messages = simulated_trace(seed=6, num_requests=5)
+    steps = [message for message in messages if isinstance(message, StepTrace)]
+    path = tmp_path / "short.mcap"
+    with RecordingWriter(path, header) as writer:
+        for message in messages:
+            writer(message)
+    with Recording.open(path) as recording:
+        offset, length = recording._layout.segments[1, 2:4].tolist()
+    content = bytearray(path.read_bytes())
+    content[offset + length // 2] ^= 1
+    path.write_bytes(content)
+    with Recording.open(path) as recording:
+        assert recording.complete
+        assert list(recording.steps(0, 9)) == steps[:9]
+        with pytest.raises(RecordingError, match="steps 9 to 17 cannot be read"):
+            list(recording.steps())
+        later = list(recording.steps(18))
+        assert [step.ops for step in later] == [step.ops for step in steps[18:]]
+        got_tokens = [token for step in later for token in step.tokens]
+        tokens = [token for step in steps[18:] for token in step.tokens]
+        pairs = list(zip(got_tokens, tokens, strict=True))
+        assert all(got == was or (got.token_id, got.text) == (-1, "\ufffd") for got, was in pairs)
+        assert any(got == was for got, was in pairs)
+
+
 def test_every_error_of_a_part_is_known_to_the_reader():
     """What decoding can raise is what the reader turns into a RecordingError."""
     for error in (msgspec.DecodeError, msgspec.ValidationError, container.DamagedError, UnicodeDecodeError):
-        assert issubclass(error, reader._ERRORS)
-    assert not issubclass(MemoryError, reader._ERRORS)
+        assert issubclass(error, DAMAGE)
+    assert not issubclass(MemoryError, DAMAGE)
 
 
 def test_text_with_invalid_utf8_is_damage(tmp_path):
