@@ -288,6 +288,8 @@ def _on_screen(
     attached = attach(engine, bound, record, lambda: source.error)
     stopping = threading.Event()
     if workload is not None:
+        if not once:
+            say(f"{workload.name} plays again and again (--once plays it once, --workload none leaves it out)")
         driver = WorkloadDriver(engine, workload, repeat_after=None if once else REPEAT_AFTER_S)
         driver.run_in_thread(stopping, lambda: loop.paused)
     loop.start()

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 DEFAULT_URL = "http://127.0.0.1:8077"
 _CONNECT_S = 5.0
+_FIRST_ANSWER_S = 60.0
+"""A session listens before its model is loaded, and answers after."""
 _MAX_EVENT_BYTES = 2**20
 _FALLBACK_VOCABULARY = 32_000
 """For a server that does not tell the size of its vocabulary."""
@@ -116,11 +118,15 @@ class Client:
             ServerError: it is not there, wants a token, or is not of the OpenAI form.
         """
         try:
-            answer = await self._http.get("/v1/models", timeout=30.0)
+            answer = await self._http.get("/v1/models", timeout=_FIRST_ANSWER_S)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise ServerError(
                 f"nothing answers at {self.url}: start a session in another terminal with `kvtui run`, "
                 "or name its address with --url"
+            ) from error
+        except httpx.ReadTimeout as error:
+            raise ServerError(
+                f"{self.url} takes connections and does not answer: is it still loading its model? Try again"
             ) from error
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             raise ServerError(f"{self.url} cannot be used: {error or type(error).__name__}") from error

@@ -176,3 +176,12 @@ def test_a_body_says_what_the_session_says_and_no_more():
     assert path == "/v1/completions"
     assert len(body["prompt"]) == 9
     assert body["ignore_eos"] is True
+
+
+async def test_a_session_that_is_still_loading_is_told_apart_from_none():
+    def silent(request: httpx.Request) -> httpx.Response:
+        raise httpx.ReadTimeout("no answer", request=request)
+
+    async with Client("http://test", transport=httpx.MockTransport(silent)) as client:
+        with pytest.raises(ServerError, match="still loading its model"):
+            await client.server()
