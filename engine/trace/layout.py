@@ -29,6 +29,7 @@ from engine.trace.segment_reader import SegmentReader
 from engine.trace.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 MAX_BLOCKS = 1 << 22
@@ -39,6 +40,8 @@ _MAX_HEADER = 1 << 20
 """Bytes of the header at most."""
 _BYTES_PER_BLOCK = 64
 """Of an uncompressed keyframe, at most."""
+_OTHERS = 64
+"""Records between two chunks at most; kvtui writes next to none, a made-up file may have millions."""
 _MAX_ROWS = 1 << 24
 """Segments or keyframes of a recording at most."""
 
@@ -89,6 +92,16 @@ class Layout:
             self._scan()
             self.complete = False
 
+    def _chunks(self) -> Iterator[container.Record]:
+        """The chunks one after the other, up to where the file ends or is none of ours any more."""
+        others = 0
+        for record in container.records(self._file, self.size):
+            if record.opcode == container.CHUNK:
+                others = 0
+                yield record
+            elif (others := others + 1) > _OTHERS:
+                return
+
     def _require_recording(self) -> None:
         path = self.path
         start = self._file.read(len(container.MAGIC))
@@ -107,8 +120,7 @@ class Layout:
 
     def _read_header(self) -> Header:
         path = self.path
-        chunks = (record for record in container.records(self._file, self.size) if record.opcode == container.CHUNK)
-        first = next(chunks, None)
+        first = next(self._chunks(), None)
         messages = (
             container.read_chunk(self._file, first.offset, first.length, self._topics, _MAX_HEADER) if first else []
         )
@@ -172,9 +184,7 @@ class Layout:
         self._vocabulary_at = None
         self.num_steps = self.num_requests = self.duration_ns = 0
         last: SegmentReader | None = None
-        for record in container.records(self._file, self.size):
-            if record.opcode != container.CHUNK:
-                continue
+        for record in self._chunks():
             try:
                 message = self.message(record.offset, record.length)
                 if message.topic == SEGMENT_TOPIC:

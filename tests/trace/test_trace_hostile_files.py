@@ -369,6 +369,19 @@ def test_damage_to_a_short_recording_costs_its_own_steps_and_texts_and_no_more(t
         assert any(got == was for got, was in pairs)
 
 
+def test_millions_of_tiny_records_are_not_gone_through(original, tmp_path):
+    content, _ = original
+    path = tmp_path / "tiny.mcap"
+    path.write_bytes(start_of(content) + struct.pack("<BQ", 0x80, 0) * 200_000)
+    read = []
+    with pytest.MonkeyPatch.context() as patch:
+        exactly = container.read_exactly
+        patch.setattr(container, "read_exactly", lambda *where: (read.append(where), exactly(*where))[1])
+        with Recording.open(path) as recording:
+            assert recording.num_steps == 0
+    assert len(read) < 500
+
+
 def test_every_error_of_a_part_is_known_to_the_reader():
     """What decoding can raise is what the reader turns into a RecordingError."""
     for error in (msgspec.DecodeError, msgspec.ValidationError, container.DamagedError, UnicodeDecodeError):
