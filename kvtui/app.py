@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.app import App, SystemCommand
 from textual.binding import Binding
+from textual.scrollbar import ScrollBar, ScrollBarRender
 
 from kvtui.capture_output import OutputCapture
 from kvtui.glyphs import choose_glyphs
@@ -23,7 +24,7 @@ from kvtui.screens.find import FindScreen, find
 from kvtui.screens.help import HelpScreen
 from kvtui.screens.main import MainScreen
 from kvtui.terminal import driver_for, drop_pending_writes, pending_writes, terminal_problem
-from kvtui.themes import PREFIX, Colorless, textual_theme, variables_of
+from kvtui.themes import PREFIX, Colorless, PlainScrollBar, textual_theme, variables_of
 from kvtui.view import BlockSelected, RequestSelected, View
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ class KvtuiApp(App[None]):
         self.source = source
         self.listen_url = listen_url
         self.glyphs = choose_glyphs(ascii_only)
+        ScrollBar.renderer = PlainScrollBar if self.glyphs.ascii else ScrollBarRender
         self.history = History()
         self.capture = capture
         self.exit_reason: str | None = None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.filter import LineFilter
+from textual.scrollbar import ScrollBarRender
 from textual.theme import BUILTIN_THEMES, Theme
 
 if TYPE_CHECKING:
@@ -60,6 +61,13 @@ def textual_theme(palette: Palette) -> Theme:
         ansi=palette.ansi,
         variables=variables_of(palette),
     )
+
+
+class PlainScrollBar(ScrollBarRender):
+    """A scroll bar of colour alone: no half blocks, which ASCII does not have."""
+
+    VERTICAL_BARS: ClassVar[list[str]] = [" "] * len(ScrollBarRender.VERTICAL_BARS)
+    HORIZONTAL_BARS: ClassVar[list[str]] = [" "] * len(ScrollBarRender.HORIZONTAL_BARS)
 
 
 class Colorless(LineFilter):

@@ -125,8 +125,10 @@ class Inspector(LinePanel):
             "output", (request.request, len(request.pieces), width), request.pieces[n:], cells, ascii_only
         )
         if not self.has_focus and len(prompt) + len(output) > room:
-            most = max(1, room // 3, room - len(output))
-            if len(prompt) > most:
+            most = max(room // 3 if output else 1, room - len(output), 0)
+            if most == 0:
+                prompt = []
+            elif len(prompt) > most:
                 start = prompt[-most]
                 prompt = [
                     fit(view.glyphs.ellipsis + start[1:], cells, ascii_only=ascii_only),

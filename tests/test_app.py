@@ -1,0 +1,553 @@
+"""The whole dashboard, driven by keys and mouse over an engine without a model."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from rich.cells import cell_len
+
+from engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from engine.loop import EngineLoop
+from engine.request import SamplingParams
+from engine.simulated import simulated_engine
+from engine.trace.reader import Recording
+from engine.trace.recording import RecordingWriter
+from kvtui.app import KvtuiApp
+from kvtui.capture_output import OutputCapture
+from kvtui.palette import ThemeError, load_palettes
+from kvtui.sources.live import LiveSource
+from kvtui.sources.recorded import RecordingSource
+from kvtui.view import Panel
+
+if TYPE_CHECKING:
+    from textual.pilot import Pilot
+
+PROMPT = "the shared beginning of all questions here: "
+NASTY = "\x1b[31mred\x1b[0m [bold]no markup[/bold] \t字🙂👩‍👩‍👧\x07 end"
+
+
+class Live:
+    """An engine that only steps when told, and the app over it."""
+
+    def __init__(self, num_blocks: int = 48, block_size: int = 4, **app) -> None:
+        self.engine = simulated_engine(
+            EngineConfig(
+                cache=CacheConfig(num_blocks=num_blocks, block_size=block_size),
+                scheduler=SchedulerConfig(max_num_seqs=6, max_num_batched_tokens=64, max_model_len=160),
+            )
+        )
+        self.loop = EngineLoop(self.engine)
+        self.source = LiveSource(self.engine, self.loop)
+        self.app = KvtuiApp(self.source, theme=app.pop("theme", "dark"), **app)
+
+    def ask(self, count: int = 1, max_tokens: int = 40, text: str = PROMPT) -> None:
+        for i in range(count):
+            self.engine.add_request(f"{text}{i}", SamplingParams(max_tokens=max_tokens), name=f"ask-{i}")
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self.engine.step()
+
+
+async def frame(pilot: Pilot[None]) -> None:
+    """Let one frame happen, whatever the pace says."""
+    await pilot.pause()
+    pilot.app._soon()
+    await pilot.pause()
+
+
+def screen_lines(app: KvtuiApp) -> list[str]:
+    """The screen as text; every line is exactly as wide as the screen."""
+    app.screen._compositor_refresh()
+    lines = [strip.text for strip in app.screen._compositor.render_strips()]
+    assert len(lines) == app.size.height
+    for y, line in enumerate(lines):
+        assert cell_len(line) == app.size.width, f"line {y}: {line!r}"
+    return lines
+
+
+def text_of(app: KvtuiApp) -> str:
+    return "\n".join(screen_lines(app))
+
+
+@pytest.mark.parametrize("size", [(200, 50), (110, 30), (80, 24), (60, 16)])
+async def test_a_newcomer_sees_blocks_and_streaming_text_without_touching_anything(size) -> None:
+    live = Live()
+    live.ask(3)
+    async with live.app.run_test(size=size) as pilot:
+        live.run(12)
+        await frame(pilot)
+        picture = text_of(live.app)
+        assert "Physical blocks" in picture
+        assert re.search(r"█|▇", picture)
+        assert "following request" in picture
+        output = "".join(live.source.state.requests[0].pieces[live.source.state.requests[0].num_prompt_tokens :])
+        followed = live.app.main.inspector.followed
+        request = live.source.state.requests[followed]
+        output = "".join(request.pieces[request.num_prompt_tokens :]).split()
+        assert output[-1] in picture
+        live.run(4)
+        await frame(pilot)
+        assert text_of(live.app) != picture
+
+
+async def test_an_empty_session_says_how_to_send_a_request() -> None:
+    live = Live(listen_url="http://127.0.0.1:8077")
+    async with live.app.run_test(size=(200, 50)) as pilot:
+        await frame(pilot)
+        picture = text_of(live.app)
+        assert "kvtui inject" in picture
+        assert "http://127.0.0.1:8077" in picture
+
+
+KEYS = [
+    "space",
+    "left",
+    "right",
+    "shift+left",
+    "shift+right",
+    "home",
+    "end",
+    "left_square_bracket",
+    "right_square_bracket",
+    "tab",
+    "shift+tab",
+    "1",
+    "2",
+    "3",
+    "4",
+    "5",
+    "6",
+    "h",
+    "j",
+    "k",
+    "l",
+    "up",
+    "down",
+    "pageup",
+    "pagedown",
+    "plus",
+    "minus",
+    "enter",
+    "y",
+    "t",
+    "t",
+    "t",
+    "t",
+    "escape",
+    "question_mark",
+    "escape",
+    "slash",
+    "escape",
+]
+
+
+@pytest.mark.parametrize(
+    ("size", "when"), [((200, 50), "after the last"), ((80, 24), "before the first request")], ids=["wide", "narrow"]
+)
+async def test_every_key_is_harmless_with_nothing_to_show(size, when) -> None:
+    live = Live()
+    if when == "after the last":
+        live.ask(2, max_tokens=3)
+        live.run(10)
+        assert not live.engine.has_work
+    async with live.app.run_test(size=size) as pilot:
+        await frame(pilot)
+        for key in KEYS:
+            await pilot.press(key)
+        await frame(pilot)
+        screen_lines(live.app)
+        assert live.app.is_running
+
+
+async def test_every_key_is_harmless_in_a_recording_without_steps(tmp_path) -> None:
+    live = Live()
+    RecordingWriter(tmp_path / "empty.mcap", live.engine.header).close()
+    with Recording.open(tmp_path / "empty.mcap") as recording:
+        app = KvtuiApp(RecordingSource(recording), theme="dark")
+        async with app.run_test(size=(120, 34)) as pilot:
+            for key in KEYS:
+                await pilot.press(key)
+            await frame(pilot)
+            screen_lines(app)
+
+
+async def test_resizing_quickly_from_nothing_to_huge_and_back_never_fails() -> None:
+    live = Live()
+    live.ask(5)
+    sizes = [
+        (1, 1),
+        (300, 80),
+        (59, 16),
+        (60, 15),
+        (60, 16),
+        (80, 24),
+        (109, 40),
+        (110, 30),
+        (2, 70),
+        (300, 2),
+        (200, 50),
+    ]
+    async with live.app.run_test(size=(80, 24)) as pilot:
+        for size in [*sizes, *reversed(sizes)]:
+            live.run(1)
+            await pilot.resize_terminal(*size)
+            pilot.app._soon()
+        await frame(pilot)
+        for size in sizes:
+            await pilot.resize_terminal(*size)
+            await frame(pilot)
+            picture = "\n".join(screen_lines(live.app))
+            if size[0] >= 60 and size[1] >= 16:
+                assert "Physical blocks" in picture
+            elif size[0] > 50 and size[1] > 1:
+                assert "kvtui needs 60 x 16" in picture
+
+
+TITLES = {
+    "1": "Physical blocks",
+    "2": "Requests",
+    "3": "Free pool",
+    "4": "Batch per iteration",
+    "5": "Inspector",
+    "6": "Log",
+}
+
+
+@pytest.mark.parametrize("size", [(60, 16), (80, 24)])
+async def test_every_panel_is_reached_by_number_by_tab_and_by_mouse_where_there_is_room_for_one(size) -> None:
+    live = Live()
+    live.ask(3)
+    async with live.app.run_test(size=size) as pilot:
+        live.run(5)
+        await frame(pilot)
+        for key, title in TITLES.items():
+            await pilot.press(key)
+            await frame(pilot)
+            assert f"─ {title}" in text_of(live.app)
+        await pilot.press("1")
+        seen = []
+        for _ in TITLES:
+            await frame(pilot)
+            seen += [title for title in TITLES.values() if f"─ {title}" in text_of(live.app)][:1]
+            await pilot.press("tab")
+        assert set(seen) == set(TITLES.values())
+        bar = next(line for line in screen_lines(live.app) if "2 Requests" in line)
+        await pilot.click("#tabs", offset=(bar.index("3 Pool"), 0))
+        await frame(pilot)
+        assert "─ Free pool" in text_of(live.app)
+
+
+async def test_selecting_a_block_selects_its_owner_and_shows_its_text() -> None:
+    live = Live()
+    live.ask(2)
+    async with live.app.run_test(size=(200, 50)) as pilot:
+        live.run(6)
+        await frame(pilot)
+        state = live.source.state
+        block = next(b for b in range(48) if state.owner[b] == 1 and state.filled[b] == 4)
+        live.app.select_block(block)
+        await frame(pilot)
+        view = live.app.view()
+        assert (view.selected_request, view.selected_block) == (1, block)
+        picture = text_of(live.app)
+        assert f"block {block} · owner #1" in picture
+        shown = "".join(state.block_text(block)).replace(" ", "␣")
+        assert shown in picture
+        await pilot.press("escape")
+        await frame(pilot)
+        assert live.app.view().selected_block is None
+        assert "following" in text_of(live.app)
+
+
+@pytest.mark.parametrize(
+    ("typed", "request_selected", "block_selected"),
+    [
+        ("b7", None, 7),
+        ("#1", 1, None),
+        ("1", 1, None),
+        ("ask-0", 0, None),
+        ("SHARED beginning", 1, None),
+        ("zzz", None, None),
+    ],
+)
+async def test_find_takes_numbers_names_text_and_blocks(typed, request_selected, block_selected) -> None:
+    live = Live()
+    live.ask(2)
+    async with live.app.run_test(size=(120, 34)) as pilot:
+        live.run(1)
+        await frame(pilot)
+        await pilot.press("slash", *("space" if c == " " else c for c in typed.replace("#", "r")), "enter")
+        await frame(pilot)
+        view = live.app.view()
+        assert view.selected_block == block_selected
+        if block_selected is None:
+            assert view.selected_request == request_selected
+
+
+async def test_while_paused_a_badge_says_so_and_on_resuming_the_picture_catches_up_by_itself() -> None:
+    live = Live(num_blocks=200)
+    live.ask(2, max_tokens=100)
+    async with live.app.run_test(size=(120, 34)) as pilot:
+        await pilot.press("space")
+        await frame(pilot)
+        assert "PAUSED" in text_of(live.app)
+        live.run(90)
+        await pilot.press("space")
+        for _ in range(100):
+            await asyncio.sleep(0.02)
+            if live.source.position == 89:
+                break
+        await asyncio.sleep(0.7)
+        picture = text_of(live.app)
+        assert "PAUSED" not in picture
+        assert "step 89" in picture
+
+
+async def test_nothing_is_drawn_while_nothing_happens(monkeypatch) -> None:
+    live = Live()
+    live.ask(2)
+    async with live.app.run_test(size=(120, 34)) as pilot:
+        live.run(5)
+        await pilot.press("space")
+        await frame(pilot)
+        await asyncio.sleep(1.0)
+        drawn = []
+        monkeypatch.setattr(live.app, "draw", lambda *_: drawn.append("frame"))
+        displayed = []
+        monkeypatch.setattr(live.app, "_display", lambda *_: displayed.append("display"))
+        await asyncio.sleep(0.6)
+        assert drawn == []
+        assert displayed == []
+
+
+async def test_an_engine_that_dies_ends_the_app_with_its_reason() -> None:
+    live = Live()
+
+    def burn() -> None:
+        raise RuntimeError("the cache caught fire")
+
+    live.engine.step = burn
+    async with live.app.run_test(size=(80, 24)) as pilot:
+        live.loop.start()
+        live.ask()
+        for _ in range(200):
+            await asyncio.sleep(0.02)
+            if live.app.return_code is not None:
+                break
+        await pilot.pause()
+    assert live.app.return_code == 1
+    assert live.app.exit_reason == "the engine ended: RuntimeError: the cache caught fire"
+
+
+@pytest.mark.parametrize("size", [(160, 40), (80, 24)])
+async def test_prompts_with_escapes_markup_and_wide_characters_stay_inside_their_borders(size) -> None:
+    live = Live(num_blocks=200)
+    live.ask(3, text=NASTY)
+    async with live.app.run_test(size=size) as pilot:
+        live.run(4)
+        await frame(pilot)
+        for key in ("1", "2", "5"):
+            await pilot.press(key)
+            await frame(pilot)
+            picture = text_of(live.app)
+            assert "\x1b" not in picture
+            assert "\x07" not in picture
+            assert "\t" not in picture
+        assert "[bold]no markup[/bold]" in picture
+
+
+async def test_ascii_draws_with_ascii_alone() -> None:
+    for size in ((160, 40), (80, 24)):
+        live = Live(ascii_only=True)
+        live.ask(4, text="字🙂é ")
+        async with live.app.run_test(size=size) as pilot:
+            live.run(6)
+            for key in "123456":
+                await pilot.press(key)
+                await frame(pilot)
+                for line in screen_lines(live.app):
+                    assert line.isascii(), line
+            await pilot.press("question_mark")
+            await pilot.pause()
+            for line in screen_lines(live.app):
+                assert line.isascii(), line
+
+
+@pytest.mark.parametrize("name", ["LC_ALL", "LC_CTYPE", "LANG"])
+def test_a_locale_without_unicode_gets_the_ascii_set(monkeypatch, name) -> None:
+    for other in ("LC_ALL", "LC_CTYPE", "LANG"):
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv(name, "C")
+    assert Live().app.glyphs.ascii
+    monkeypatch.setenv(name, "de_DE.UTF-8")
+    assert not Live().app.glyphs.ascii
+
+
+async def test_no_color_leaves_no_colour_anywhere(monkeypatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    live = Live()
+    live.ask(4)
+    async with live.app.run_test(size=(160, 40)) as pilot:
+        live.run(6)
+        live.app.select(1, 3)
+        for key in ("", "question_mark"):
+            if key:
+                await pilot.press(key)
+            await frame(pilot)
+            for strip in live.app.screen._compositor.render_strips():
+                for segment in strip:
+                    style = segment.style
+                    assert style is None or (style.color is None and style.bgcolor is None), segment
+
+
+async def test_sixteen_colours_are_the_terminals_own_and_never_black_on_black() -> None:
+    live = Live(theme="ansi")
+    live.ask(4)
+    async with live.app.run_test(size=(160, 40)) as pilot:
+        live.run(6)
+        await frame(pilot)
+        for strip in live.app.screen._compositor.render_strips():
+            for segment in strip:
+                style = segment.style
+                if style is None or not segment.text.strip() or style.color is None:
+                    continue
+                assert style.color.triplet is None, segment
+                assert style.color != style.bgcolor or style.color.is_default, segment
+
+
+async def test_every_theme_draws_and_the_key_goes_around_them() -> None:
+    live = Live()
+    live.ask(2)
+    names = list(load_palettes())
+    async with live.app.run_test(size=(120, 34)) as pilot:
+        live.run(3)
+        seen = []
+        for _ in names:
+            seen.append(live.app.palette.name)
+            await pilot.press("t")
+            await frame(pilot)
+            screen_lines(live.app)
+        assert seen == names
+        assert live.app.palette.name == names[0]
+
+
+def test_an_unknown_theme_names_the_known_ones() -> None:
+    with pytest.raises(ThemeError, match="no theme named 'pink': choose one of dark"):
+        Live(theme="pink")
+
+
+async def test_the_command_palette_knows_every_action_by_name() -> None:
+    live = Live()
+    async with live.app.run_test(size=(120, 34)) as pilot:
+        await frame(pilot)
+        commands = {command.title for command in live.app.get_system_commands(live.app.screen)}
+        assert {"Quit", "Pause or resume", "Find a request or a block", "Help", "Theme: light"} <= commands
+        await pilot.press("ctrl+p")
+        await pilot.pause()
+        await pilot.press(*"ten steps")
+        await pilot.pause(0.3)
+        assert "Ten steps" in text_of(live.app)
+
+
+def test_every_binding_has_an_id_so_that_it_can_be_given_another_key() -> None:
+    ids = [binding.id for binding in KvtuiApp.BINDINGS]
+    assert all(ids)
+    assert len(set(ids)) == len(ids)
+
+
+async def test_what_the_process_prints_is_in_the_log_panel() -> None:
+    capture = OutputCapture()
+    live = Live(capture=capture)
+    async with live.app.run_test(size=(80, 24)) as pilot:
+        capture.add("UserWarning: \x1b[31mred\x1b[0m")
+        await pilot.press("6")
+        await frame(pilot)
+        picture = text_of(live.app)
+        assert "UserWarning" in picture
+        assert "\x1b" not in picture
+
+
+async def test_the_help_fits_any_size_and_explains_the_glyphs() -> None:
+    live = Live()
+    async with live.app.run_test(size=(120, 60)) as pilot:
+        await pilot.press("question_mark")
+        await pilot.pause()
+        picture = text_of(live.app)
+        for words in ("PagedAttention", "cached", "evicted", "shared", "pause and resume", "q ctrl+q"):
+            assert words in picture
+        await pilot.press("question_mark")
+        await frame(pilot)
+        assert "PagedAttention" not in text_of(live.app)
+
+
+async def test_a_recording_is_played_stepped_and_jumped_in(tmp_path) -> None:
+    live = Live()
+    path = tmp_path / "r.mcap"
+    writer = RecordingWriter(path, live.engine.header)
+    live.engine.add_sink(writer)
+    live.ask(4)
+    live.run(30)
+    writer.close()
+    with Recording.open(path) as recording:
+        source = RecordingSource(recording)
+        source.pause()
+        app = KvtuiApp(source, theme="dark")
+        async with app.run_test(size=(120, 34)) as pilot:
+            await frame(pilot)
+            await pilot.press("right", "right", "right")
+            await frame(pilot)
+            assert source.position == 2
+            await pilot.press("left")
+            assert source.position == 1
+            await pilot.press("shift+right")
+            assert source.position == 11
+            await pilot.press("end")
+            assert source.position == 29
+            await frame(pilot)
+            assert "29 / 29" in text_of(app)
+            await pilot.press("home")
+            assert source.position == -1
+            await frame(pilot)
+            bar = screen_lines(app)[-2]
+            await pilot.click("#transport", offset=(bar.rindex("─") - 1, 0))
+            await frame(pilot)
+            assert source.position > 20
+
+
+async def test_a_contradiction_in_a_recording_is_named_and_the_playing_goes_on() -> None:
+    live = Live()
+    live.ask(1)
+    async with live.app.run_test(size=(100, 24)) as pilot:
+        live.run(2)
+        await frame(pilot)
+        live.source.state._violate("references", 7, "it is released, but nobody holds it")
+        live.run(1)
+        await frame(pilot)
+        await pilot.press("6")
+        await frame(pilot)
+        picture = text_of(live.app)
+        assert "block 7" in picture
+        assert "nobody holds it" in picture
+        live.run(2)
+        await frame(pilot)
+        assert live.source.position == 4
+
+
+async def test_holding_a_key_with_many_requests_costs_no_more_than_the_screen(monkeypatch) -> None:
+    live = Live(num_blocks=4000)
+    live.ask(500, max_tokens=20)
+    async with live.app.run_test(size=(120, 34)) as pilot:
+        live.run(3)
+        await frame(pilot)
+        await pilot.press("2")
+        await frame(pilot)
+        table = live.app.main.query_one("#requests", Panel)
+        asked = []
+        draw = table.draw
+        monkeypatch.setattr(table, "draw", lambda *args: asked.append(1) or draw(*args))
+        await pilot.press(*["down"] * 20)
+        assert len(asked) < 20 * 34
