@@ -257,8 +257,18 @@ def test_half_a_character_is_never_shown():
 
 def test_a_character_cut_off_by_the_end_is_shown_as_replaced():
     engine = build("a🙂")
+    messages: list[TraceMessage] = []
+    engine.add_sink(messages.append)
     number = engine.add_request("q", ask(3))
     assert text(run(engine)[number]) == "a\N{REPLACEMENT CHARACTER}"
+    assert [token.text for step in steps(messages) for token in step.tokens] == ["a", "", "\N{REPLACEMENT CHARACTER}"]
+
+
+def test_a_stop_string_that_the_end_completes_is_a_stop():
+    engine = build("a🙂")
+    number = engine.add_request("q", ask(3, stop=("\N{REPLACEMENT CHARACTER}",)))
+    outputs = run(engine)[number]
+    assert (text(outputs), outputs[-1].finish_reason) == ("a", FinishReason.STOP)
 
 
 def test_a_token_that_ends_the_output_has_no_text():

@@ -140,6 +140,23 @@ def test_single_steps_asked_for_without_work_are_not_saved_up(session: Session):
     assert answer.outputs == []
 
 
+def test_single_steps_beyond_the_last_are_not_saved_up(session: Session):
+    session.runner.gate.clear()
+    session.loop.pause()
+    session.loop.start()
+    first = session.ask(1)
+    session.loop.step_once()
+    assert session.runner.entered.wait(PATIENCE)
+    session.loop.step_once()
+    session.loop.step_once()
+    session.runner.gate.set()
+    assert first.ended.wait(PATIENCE)
+    time.sleep(0.05)
+    second = session.ask(3)
+    time.sleep(0.05)
+    assert second.outputs == []
+
+
 def test_a_single_step_while_running_is_nothing(session: Session):
     session.runner.gate.clear()
     session.ask(10)

@@ -210,7 +210,8 @@ class Scheduler:
         while not kv.allocate_slots(request, num_tokens):
             needs = kv.num_blocks_for(num_tokens)
             if needs > kv.pool.num_blocks:
-                # Nobody's giving way would help, so nobody has to.
+                # Nobody's giving way would help. Whoever gives way later fits once it is alone: it was not alone, and
+                # so had at least one block less than the pool.
                 self._outgrew(request, needs)
                 return False
             victim = next(reversed(self.running.values()))
@@ -267,9 +268,6 @@ class Scheduler:
                 break
             known = request.num_tokens
             total = kv.num_blocks_for(known)
-            if total > pool.num_blocks:
-                self._outgrew(request, total)
-                continue
             hits = kv.get_computed_blocks(request)
             free = pool.num_free
             if not kv.allocate_slots(request, known, hits):
