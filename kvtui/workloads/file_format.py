@@ -154,6 +154,11 @@ def _session(record: RequestRecord, defaults: SettingsRecord, piece: Piece, wher
         key: getattr(defaults, key) if getattr(record, key) is None else getattr(record, key)
         for key in SettingsRecord.__struct_fields__
     }
+    # A request that gives one of the two overrides whichever the defaults give.
+    if record.out is not None and record.max_tokens is None:
+        values["max_tokens"] = None
+    elif record.max_tokens is not None and record.out is None:
+        values["out"] = None
     system = _joined(values["system"])
     prompt: str | tuple[int, ...] | None = None
     messages: tuple[Message, ...] = ()

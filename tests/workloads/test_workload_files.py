@@ -281,3 +281,16 @@ def test_whole_public_files_are_read(name, sessions):
         for s in workload.sessions
     )
     assert longest <= 2048
+
+
+def test_the_documented_example_is_a_workload(tmp_path):
+    page = (Path(__file__).resolve().parents[2] / "docs" / "workloads.md").read_text()
+    example = page.split("```json\n")[1].split("```")[0]
+    workload = load_workload(written(tmp_path, "example.json", example))
+
+    assert workload.title == "Two callers"
+    assert [(s.name, s.num_requests, s.params.max_tokens) for s in workload.sessions] == [
+        ("tides", 2, 64),
+        ("story", 1, 200),
+        ("ids", 1, 20),
+    ]
