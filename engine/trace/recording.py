@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from mcap.writer import CompressionType, IndexType, Writer
 from engine.trace.columns import column, differences, pack
 from engine.trace.events import Header, RequestArrived, StepTrace, TraceMessage
 from engine.trace.keyframe import Keyframe
-from engine.trace.segment import MAX_ROWS, Segment, encode
+from engine.trace.segment import MAX_PROMPT, MAX_ROWS, Segment, encode
 from engine.trace.state import PoolState
 from engine.trace.vocabulary import VocabularyWriter, encodable
 
@@ -106,6 +105,8 @@ class RecordingWriter:
         except OSError as error:
             raise RecordingError(f"cannot record to {self.path}: {error.strerror or error}") from None
         self._pending: deque[RequestArrived | StepTrace] = deque()
+        self._held: list[RequestArrived | StepTrace] = []
+        """Arrivals after the last step written, which wait for the next one."""
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._closed = False
@@ -187,25 +188,28 @@ class RecordingWriter:
 
     def _take(self, final: bool) -> list[RequestArrived | StepTrace]:
         """The next segment's messages: up to a step, so that arrivals come before the steps that mention them."""
-        taken: list[RequestArrived | StepTrace] = []
         steps = rows = last_step = 0
-        for message in list(islice(self._pending, SEGMENT_ROWS)):
-            taken.append(message)
+        held = self._held
+        while (steps < SEGMENT_STEPS and (rows < SEGMENT_ROWS or not steps)) and self._pending:
+            message = self._pending.popleft()
+            held.append(message)
             if isinstance(message, StepTrace):
                 steps += 1
-                last_step = len(taken)
-                rows += len(message.ops) + len(message.batch)
-                if max(len(message.ops), len(message.batch), len(message.tokens)) > MAX_ROWS // 2:
-                    raise ValueError(f"step {message.index} has too many rows")
+                last_step = len(held)
+                most = max(len(message.ops), len(message.batch), len(message.tokens))
+                rows += most
+                if most > MAX_ROWS - SEGMENT_ROWS:
+                    raise ValueError(f"step {message.index} has {most} rows")
             else:
                 rows += len(message.prompt_token_ids)
-            if steps >= SEGMENT_STEPS or rows >= SEGMENT_ROWS:
-                break
-        if not final or steps:
-            taken = taken[:last_step]
-        for _ in taken:
-            self._pending.popleft()
-        return taken
+                if len(message.prompt_token_ids) > MAX_PROMPT:
+                    raise ValueError(
+                        f"request {message.request} has a prompt of {len(message.prompt_token_ids)} tokens"
+                    )
+        if final and not self._pending:
+            last_step = len(held)
+        self._held = held[last_step:]
+        return held[:last_step]
 
     def _start(self) -> None:
         self._mcap = Writer(

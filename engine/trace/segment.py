@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 MAX_STEPS = 4096
 """Steps in a segment at most."""
 MAX_ROWS = 1 << 20
-"""Rows of one table (batch, operations, tokens) in a segment at most, and tokens of one prompt."""
+"""Rows of one table (batch, operations, tokens) in a segment at most."""
+MAX_PROMPT = 1 << 23
+"""Tokens of one prompt at most."""
 
 _ALLOCATE, _FILL, _HASH, _EVICT = int(Op.ALLOCATE), int(Op.FILL), int(Op.HASH), int(Op.EVICT)
 FOLLOWS = ((_ALLOCATE, _EVICT), (_HASH, _FILL))

@@ -19,7 +19,7 @@ from engine.trace.events import (
     RequestArrived,
     StepTrace,
 )
-from engine.trace.segment import FOLLOWS, MAX_ROWS, MAX_STEPS, Arrival, Segment, following, runs
+from engine.trace.segment import FOLLOWS, MAX_PROMPT, MAX_ROWS, MAX_STEPS, Arrival, Segment, following, runs
 
 if TYPE_CHECKING:
     from engine.trace.vocabulary import Vocabulary
@@ -74,7 +74,7 @@ class SegmentReader:
 
     def prompt(self, arrival: Arrival) -> Column:
         """The vocabulary entries of an arrival's prompt."""
-        if not 0 <= arrival.num_tokens <= MAX_ROWS:
+        if not 0 <= arrival.num_tokens <= MAX_PROMPT:
             raise ValueError(f"a prompt of {arrival.num_tokens} tokens is not possible")
         return unpack(arrival.prompt, arrival.num_tokens)
 

@@ -118,6 +118,17 @@ def test_requests_after_the_last_step_are_kept(tmp_path):
         assert recording.num_steps == 1
 
 
+def test_a_flood_of_requests_before_the_first_step_is_recorded(tmp_path):
+    """More prompt tokens than a segment closes at, and no step to close it with."""
+    build = TraceBuilder()
+    build.arrive(*range(30), num_tokens=3000)
+    build.step()
+    build.arrive(30)
+    build.step()
+    with Recording.open(write(tmp_path / "a.mcap", build.header, build.messages)) as recording:
+        assert list(recording.messages()) == build.messages
+
+
 def test_a_recording_of_nothing_can_be_opened(tmp_path):
     header = make_header()
     with Recording.open(write(tmp_path / "a.mcap", header, [])) as recording:
