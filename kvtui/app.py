@@ -163,7 +163,10 @@ class KvtuiApp(App[None]):
             yield SystemCommand(f"Theme: {name}", "colours", lambda name=name: self.set_theme(name))
 
     def _runner(self, action: str) -> Callable[[], None]:
-        return lambda: self.call_later(self.run_action, action)
+        def run() -> None:
+            self.call_later(self.run_action, action)
+
+        return run
 
     def _print(self, text: str, stderr: bool = False) -> None:
         """Python prints while the app runs; one `Print` message for each would cost a message, so none is sent."""

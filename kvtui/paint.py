@@ -100,4 +100,4 @@ def show_title(widget: Widget, title: Content) -> None:
     if isinstance(painter, Painter) and painter.take(widget, 0):
         widget._border_title = title
     else:
-        widget.border_title = title  # type: ignore[assignment]
+        widget.border_title = title

@@ -45,7 +45,7 @@ def driver_for(terminal: TextIO, on_leave: Callable[[], None]) -> type[Driver]:
 
         def __init__(self, app: App[Any], **settings: Any) -> None:
             super().__init__(app, **settings)
-            self._file = terminal
+            self._file = terminal  # type: ignore[assignment]
 
         def _get_terminal_size(self) -> tuple[int, int]:
             try:

@@ -107,7 +107,7 @@ class BlockGrid(Panel):
             self._put_out(now)
         self._recode()
         if old is not None and view.selected_block is not None and view.selected_block != old.selected_block:
-            self._scroll_to(view.selected_block)
+            self._reveal(view.selected_block)
 
     def _light_up(self, steps: Sequence[StepTrace], now: float) -> None:
         """Mark the blocks that the last steps changed."""
@@ -167,9 +167,9 @@ class BlockGrid(Panel):
             cursor=-1 if view.selected_block is None else view.selected_block,
         )
         flat = bc.cell_codes(state, layout.level.blocks, num_hues, emphasis)
-        codes = np.zeros(layout.num_rows * layout.columns, dtype=np.uint16)
-        codes[: len(flat)] = flat
-        codes = codes.reshape(layout.num_rows, layout.columns)
+        cells = np.zeros(layout.num_rows * layout.columns, dtype=np.uint16)
+        cells[: len(flat)] = flat
+        codes = cells.reshape(layout.num_rows, layout.columns)
         old, self._codes = self._codes, codes
         if old.shape != codes.shape:
             self.refresh()
@@ -291,13 +291,13 @@ class BlockGrid(Panel):
         self._lay_out()
         self._recode()
         if self.view is not None and self.view.selected_block is not None:
-            self._scroll_to(self.view.selected_block)
+            self._reveal(self.view.selected_block)
 
     def action_deselect(self) -> None:
         """Select nothing."""
         self.post_message(BlockSelected(None))
 
-    def _scroll_to(self, block: int) -> None:
+    def _reveal(self, block: int) -> None:
         """Bring a block's row into sight."""
         if self._layout_now is None:
             return

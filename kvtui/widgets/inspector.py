@@ -18,7 +18,7 @@ from kvtui.widgets.line_panel import LinePanel
 from kvtui.widgets.marks import word_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from textual.binding import BindingType
     from textual.strip import Strip
@@ -52,8 +52,9 @@ class Inspector(LinePanel):
         Binding("pagedown", "scroll_text(10)", "later text", show=False, id="inspector.page-down"),
     ]
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(id="inspector", classes="framed")
+        self._clock = clock
         self.followed: int | None = None
         self._ended_at: float | None = None
         self._back = 0
@@ -83,7 +84,7 @@ class Inspector(LinePanel):
         requests = view.state.requests
         if self.followed not in requests:
             self.followed, self._ended_at = None, None
-        now = time.monotonic()
+        now = self._clock()
         if self.followed is not None:
             if not requests[self.followed].status.is_finished:
                 self._ended_at = None
@@ -105,43 +106,36 @@ class Inspector(LinePanel):
         facts: list[Row] = []
         if view.selected_block is not None:
             facts.extend(block_rows(view, view.selected_block, width))
-        request = view.state.requests.get(self.subject(view) or 0) if self.subject(view) is not None else None
-        text: list[Row] = []
+        subject = self.subject(view)
+        request = view.state.requests.get(subject) if subject is not None else None
         if request is not None:
             facts.extend(request_rows(view, request, width))
-            text = self._text_rows(view, request, width, height - len(facts))
-        room = max(0, height - len(facts))
-        self._back = max(0, min(self._back, len(text) - room))
-        end = len(text) - self._back
-        return [*facts[:height], *text[max(0, end - room) : end]]
+            return [*facts[:height], *self._text_rows(view, request, width, max(0, height - len(facts)))]
+        return facts[:height]
 
     def _text_rows(self, view: View, request: RequestState, width: int, room: int) -> list[Row]:
-        """Prompt and output, each line behind its label; a long prompt is cut short where room is scarce."""
+        """The lines of prompt and output that are in sight, each kind with its label on the first of them."""
         ascii_only = view.glyphs.ascii
         n = request.num_prompt_tokens
         cells = max(1, width - LABEL)
-        prompt = self._wrap("prompt", (request.request, n, width), request.pieces[:n], cells, ascii_only)
-        output = self._wrap(
-            "output", (request.request, len(request.pieces), width), request.pieces[n:], cells, ascii_only
-        )
+        key = (request.request, width, n)
+        prompt = self._wrap("prompt", key, request.pieces[:n], cells, ascii_only)
+        output = self._wrap("output", (*key, len(request.pieces)), request.pieces[n:], cells, ascii_only)
         if not self.has_focus and len(prompt) + len(output) > room:
+            # Nobody scrolls here: show the end of both, and of the output most.
             most = max(room // 3 if output else 1, room - len(output), 0)
-            if most == 0:
-                prompt = []
-            elif len(prompt) > most:
-                start = prompt[-most]
-                prompt = [
-                    fit(view.glyphs.ellipsis + start[1:], cells, ascii_only=ascii_only),
-                    *prompt[len(prompt) - most + 1 :],
-                ]
+            prompt = _ending(prompt, most, cells, view)
             output = output[max(0, len(output) - room + len(prompt)) :]
-        rows: list[Row] = [
-            ((f"{'prompt' if i == 0 else '':<{LABEL}}", "muted"), (line, "muted")) for i, line in enumerate(prompt)
-        ]
-        rows.extend(
-            ((f"{'output' if i == 0 else '':<{LABEL}}", request.request), (line, "text"))
-            for i, line in enumerate(output)
-        )
+        self._back = max(0, min(self._back, len(prompt) + len(output) - room))
+        stop = len(prompt) + len(output) - self._back
+        lines = [("prompt", line) for line in prompt] + [("output", line) for line in output]
+        rows: list[Row] = []
+        labelled = ""
+        for kind, line in lines[max(0, stop - room) : stop]:
+            label = f"{kind if kind != labelled else '':<{LABEL}}"
+            looks: tuple[str | int, str] = ("muted", "muted") if kind == "prompt" else (request.request, "text")
+            rows.append(((label, looks[0]), (line, looks[1])))
+            labelled = kind
         return rows
 
     def _wrap(self, name: str, key: object, pieces: list[str], cells: int, ascii_only: bool) -> list[str]:
@@ -179,6 +173,16 @@ class Inspector(LinePanel):
         )
 
 
+def _ending(lines: list[str], most: int, cells: int, view: View) -> list[str]:
+    """The last lines, the first of them marked where something is missing before it."""
+    if len(lines) <= most:
+        return lines
+    if most == 0:
+        return []
+    first = fit(view.glyphs.ellipsis + lines[-most][1:], cells, ascii_only=view.glyphs.ascii)
+    return [first, *lines[len(lines) - most + 1 :]]
+
+
 def _tail(pieces: list[str], most: int) -> list[str]:
     """The last pieces that come to at most so many characters."""
     size = 0
@@ -208,7 +212,7 @@ def request_rows(view: View, request: RequestState, width: int) -> list[Row]:
         facts.extend([separator, (f"preempted {request.preemptions}{view.glyphs.times}", "warning")])
     rows: list[Row] = [tuple(facts)]
     if request.waiting_for is not None and not request.status.is_finished:
-        why = explain(request.waiting_for)
+        why = explain.long(request.waiting_for)
         rows.append(
             ((f"{'why':<{LABEL}}", "muted"), (fit(why, max(1, width - LABEL), ascii_only=ascii_only), "warning"))
         )

@@ -1,0 +1,121 @@
+"""The inspector: whom it follows, what it says of a request and of a block, and its text."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from panel_session import Session, busy_session, lines, shown
+
+from engine.request import RequestStatus
+from kvtui.glyphs import ASCII, UNICODE
+from kvtui.widgets import inspector as module
+from kvtui.widgets.inspector import Inspector
+
+
+def text(panel: Inspector) -> str:
+    return "\n".join(line.rstrip() for line in lines(panel))
+
+
+@pytest.mark.parametrize("glyphs", [UNICODE, ASCII], ids=["unicode", "ascii"])
+@pytest.mark.parametrize("size", [(1, 1), (12, 3), (58, 4), (76, 8), (100, 14)])
+async def test_every_line_is_as_wide_as_the_panel(glyphs, size) -> None:
+    session = busy_session()
+    shared = next(b for b in range(40) if session.state.refs[b] > 1)
+    async with shown(Inspector(), session.view(glyphs=glyphs), *size) as pilot:
+        panel = pilot.app.panel
+        for request in session.state.requests:
+            for block in (None, shared, 0):
+                panel.update_view(
+                    replace(session.view(glyphs=glyphs), selected_request=request, selected_block=block), (), False
+                )
+                assert glyphs is UNICODE or text(panel).isascii()
+
+
+async def test_it_follows_a_running_request_to_its_end_and_a_moment_longer(monkeypatch) -> None:
+    session = Session(num_blocks=60)
+    clock = [50.0]
+    panel = Inspector(clock=lambda: clock[0])
+    async with shown(panel, session.view(), 80, 8):
+        assert "Nothing to inspect" in text(panel)
+        first = session.ask("one", max_tokens=6)
+        session.run(1)
+        panel.update_view(session.view(), (), False)
+        assert panel.followed == first
+        second = session.ask("two", max_tokens=60)
+        session.run(2)
+        panel.update_view(session.view(), (), False)
+        assert panel.followed == first
+        while session.state.requests[first].status == RequestStatus.RUNNING:
+            session.run(1)
+        panel.update_view(session.view(), (), False)
+        assert panel.followed == first
+        assert "decode" not in text(panel)
+        clock[0] += module.LINGER_SECONDS + 0.1
+        panel.update_view(session.view(), (), False)
+        assert panel.followed == second
+
+
+async def test_a_waiting_request_says_why_with_its_numbers() -> None:
+    session = busy_session()
+    waiting = next(r for r in session.state.requests.values() if r.waiting_for is not None)
+    panel = Inspector()
+    async with shown(panel, session.view(selected=waiting.request), 100, 8):
+        picture = text(panel)
+        assert f"#{waiting.request}" in picture
+        assert "why" in picture
+        for number in waiting.waiting_for.numbers.values():
+            assert f"{number}" in picture
+
+
+async def test_the_end_of_the_output_is_in_sight_and_one_can_scroll_back_to_its_beginning() -> None:
+    session = Session(num_blocks=60, block_size=16)
+    request = session.ask("question", max_tokens=220)
+    panel = Inspector()
+    async with shown(panel, session.view(), 40, 7) as pilot:
+        session.run(200)
+        panel.update_view(session.view(), (), False)
+        known = session.state.requests[request]
+        words = "".join(known.pieces[known.num_prompt_tokens :]).split()
+        assert words[-1] in text(panel)
+        assert "output" in text(panel)
+        panel.focus()
+        await pilot.pause()
+        for _ in range(12):
+            await pilot.press("pageup")
+        assert words[0] in text(panel)
+        assert "question" in text(panel)
+        for _ in range(12):
+            await pilot.press("pagedown")
+        assert words[-1] in text(panel)
+
+
+async def test_a_block_tells_its_owner_place_fill_references_hash_and_the_text_of_its_tokens() -> None:
+    session = Session(num_blocks=30, block_size=4)
+    first = session.ask("one two three four five six", max_tokens=20)
+    session.run(3)
+    second = session.ask("one two three four five six", max_tokens=20)
+    session.run(2)
+    state = session.state
+    shared = next(b for b in state.table(second) if state.refs[b] == 2)
+    panel = Inspector()
+    async with shown(panel, replace(session.view(selected=first), selected_block=shared), 120, 8):
+        picture = text(panel)
+        for words in (f"block {shared}", f"owner #{first}", "4/4 slots", "2 references", "hash ", f"#{second}"):
+            assert words in picture
+        assert "".join(state.block_text(shared)).replace(" ", "␣") in picture
+        free = next(b for b in range(30) if state.refs[b] == 0 and state.key[b] == 0)
+        panel.update_view(replace(session.view(), selected_block=free), (), False)
+        assert f"block {free} · free" in text(panel)
+
+
+async def test_what_is_copied_is_whole_and_as_it_was() -> None:
+    session = Session(num_blocks=60, block_size=16)
+    session.ask("a [question]\twith all", max_tokens=50)
+    panel = Inspector()
+    async with shown(panel, session.view(), 20, 3):
+        assert panel.plain_text() == ""
+        session.run(30)
+        panel.update_view(session.view(), (), False)
+        assert "a [question]\twith all" in panel.plain_text()
+        assert "".join(session.state.requests[0].pieces).endswith(panel.plain_text().strip().split()[-1])
