@@ -17,6 +17,7 @@ from engine.trace.recording import (
     HEADER_TOPIC,
     INDEX_NAME,
     KEYFRAME_TOPIC,
+    MAX_BLOCKS,
     PROFILE,
     SEGMENT_TOPIC,
     VOCABULARY_NAME,
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-MAX_BLOCKS = 1 << 22
-"""Blocks of a pool that a recording may have: the state of one takes 60 bytes."""
 _MAX_PART = 64 << 20
 """Bytes of a segment or an attachment at most, compressed or not."""
 _MAX_HEADER = 1 << 20
@@ -45,7 +44,7 @@ _OTHERS = 64
 _MAX_ROWS = 1 << 24
 """Segments or keyframes of a recording at most."""
 
-DAMAGE = (DamagedError, ValueError, TypeError, KeyError, IndexError, OverflowError, msgspec.MsgspecError)
+DAMAGE = (DamagedError, OSError, ValueError, TypeError, KeyError, IndexError, OverflowError, msgspec.MsgspecError)
 """What reading a damaged or hostile part can raise."""
 
 

@@ -217,6 +217,9 @@ class Recording:
         requests = state.requests
         if not requests:
             return
+        most = sum(counts.values())
+        if most > MAX_TOKENS:
+            raise ValueError(f"a keyframe with {most} tokens is not possible")
         numbers = np.array(sorted(requests), np.int64)
         arrived = np.array([requests[number].arrival_step for number in numbers.tolist()], np.int64)
         first = np.array([requests[number].first_token_step for number in numbers.tolist()], np.int64)
@@ -225,6 +228,7 @@ class Recording:
         owners: list[Column] = [np.zeros(0, np.int64)]
         entries: list[Column] = [np.zeros(0, np.int64)]
         damaged = False
+        found = 0
         for at in self._segments_with(arrived, first, last):
             try:
                 segment = self._segment(at)
@@ -233,8 +237,9 @@ class Recording:
                 continue
             for arrival in segment.arrivals:
                 request = requests.get(arrival.request)
-                if request is not None and request.arrival_step == segment.first_step + arrival.offset:
-                    unknown.discard(arrival.request)
+                at_step = segment.first_step + arrival.offset
+                if request is not None and arrival.request in unknown and request.arrival_step == at_step:
+                    unknown.remove(arrival.request)
                     request.name = arrival.name[:MAX_TEXT]
                     request.max_tokens = arrival.max_tokens
                     request.arrival_ns = arrival.time_ns
@@ -248,6 +253,9 @@ class Recording:
             ours = (numbers[place] == owner) & (step >= first[place]) & (first[place] >= 0)
             owners.append(owner[ours])
             entries.append(entry[ours])
+            found += len(entries[-1])
+            if found > most:
+                raise ValueError(f"the requests of a keyframe have more tokens than its {most}")
         all_owners = np.concatenate(owners)
         order = np.argsort(all_owners, kind="stable")
         ids, pieces = self._vocabulary.look_up(np.concatenate(entries)[order])
@@ -258,7 +266,7 @@ class Recording:
             request.token_ids = ids[start:stop]
             request.pieces = pieces[start:stop]
             if len(request.token_ids) != counts[number] or number in unknown:
-                if not damaged or state._num_tokens + counts[number] > MAX_TOKENS:
+                if not damaged:
                     raise ValueError(f"request {number} has {stop - start} tokens instead of {counts[number]}")
                 # A damaged segment costs the text of those who ran in it, not the steps after it.
                 request.token_ids = [-1] * counts[number]

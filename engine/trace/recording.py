@@ -45,6 +45,8 @@ KEYFRAME_STEPS = 256
 KEYFRAME_STEPS_MAX = 1024
 """Steps between two keyframes at most, for pools up to `LARGE_POOL` blocks."""
 LARGE_POOL = 65_536
+MAX_BLOCKS = 1 << 22
+"""Blocks of a pool that a recording may have: the state of one takes 60 bytes."""
 _MAX_PENDING = 8192
 """Messages waiting to be written before the engine's thread has to help."""
 
@@ -100,6 +102,8 @@ class RecordingWriter:
             header, title=encodable(header.title), description=encodable(header.description)
         )
         self.error: RecordingError | None = None
+        if header.num_blocks > MAX_BLOCKS:
+            raise RecordingError(f"a pool of {header.num_blocks} blocks cannot be recorded: at most {MAX_BLOCKS} can")
         try:
             self._file = self.path.open("wb")
         except OSError as error:
@@ -123,7 +127,7 @@ class RecordingWriter:
         try:
             self._start()
         except OSError as error:
-            self._file.close()
+            self._close_file()
             raise RecordingError(f"cannot record to {self.path}: {error.strerror or error}") from None
         self._thread = threading.Thread(target=self._run, name="recording", daemon=True)
         self._thread.start()
@@ -150,7 +154,7 @@ class RecordingWriter:
             self._wake.set()
             self._thread.join()
             self._write_pending(final=True)
-            self._file.close()
+            self._close_file()
         if self.error is not None:
             raise self.error
 
@@ -161,6 +165,16 @@ class RecordingWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _close_file(self) -> None:
+        try:
+            self._file.close()
+        except OSError as error:  # What could not be flushed is tried, and fails, once more.
+            self.error = self.error or self._ended_early(error)
+
+    def _ended_early(self, error: Exception) -> RecordingError:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
+        return RecordingError(f"recording to {self.path} ended early: {why}")
 
     # -- the writer's thread -------------------------------------------------------------------------------------
 
@@ -181,10 +195,8 @@ class RecordingWriter:
                     self._write_segment(messages)
                 if final:
                     self._finish()
-            except OSError as error:
-                self.error = RecordingError(f"recording to {self.path} ended early: {error.strerror or error}")
             except Exception as error:  # A trace that cannot be written must not end the engine.
-                self.error = RecordingError(f"recording to {self.path} ended early: {error!r}")
+                self.error = self._ended_early(error)
 
     def _take(self, final: bool) -> list[RequestArrived | StepTrace]:
         """The next segment's messages: up to a step, so that arrivals come before the steps that mention them."""

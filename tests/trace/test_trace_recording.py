@@ -1,5 +1,6 @@
 """Recordings: what was live comes back, at every step, from whole files and from those of killed processes."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -289,6 +290,57 @@ def test_a_full_disk_ends_the_recording_and_not_the_engine(tmp_path, monkeypatch
     assert isinstance(writer.error, RecordingError)
     with Recording.open(tmp_path / "a.mcap") as recording:
         assert recording.num_steps == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_disk_that_is_full_from_the_start_is_one_clear_line():
+    with pytest.raises(RecordingError, match="cannot record to /dev/full: No space left on device"):
+        RecordingWriter("/dev/full", make_header())
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_disk_that_fills_up_while_recording_is_one_clear_line(tmp_path):
+    build = TraceBuilder()
+    for _ in range(5):
+        build.step()
+    path = tmp_path / "a.mcap"
+    writer = RecordingWriter(path, build.header)
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, writer._file.fileno())
+    os.close(full)
+    for message in build.messages:
+        writer(message)
+    with pytest.raises(RecordingError, match=r"a\.mcap ended early: No space left on device"):
+        writer.close()
+    with pytest.raises(RecordingError, match="ended early"):
+        writer.close()
+    with Recording.open(path) as recording:
+        assert (recording.num_steps, recording.complete) == (0, False)
+
+
+def test_a_pool_that_no_reader_takes_is_not_recorded(tmp_path):
+    with pytest.raises(RecordingError, match="a pool of 4194305 blocks cannot be recorded"):
+        RecordingWriter(tmp_path / "a.mcap", make_header(num_blocks=(1 << 22) + 1))
+    assert not (tmp_path / "a.mcap").exists()
+
+
+def test_a_request_that_arrives_twice_keeps_its_first_text_after_a_seek(tmp_path, monkeypatch):
+    monkeypatch.setattr(recording_module, "SEGMENT_STEPS", 4)
+    monkeypatch.setattr(recording_module, "KEYFRAME_STEPS", 4)
+    build = TraceBuilder()
+    for message in (arrived(0, 3), arrived(0, 5)):
+        build.messages.append(message)
+        build.state.apply(message)
+    for _ in range(6):
+        build.step()
+    with Recording.open(write(tmp_path / "a.mcap", build.header, build.messages)) as recording:
+        keyframes = recording._layout.keyframes
+        assert [step for step, _, _ in keyframes] == [3]
+        read = []
+        messages = recording.messages
+        recording.messages = lambda start, stop: (read.append(start), messages(start, stop))[1]
+        assert recording.state_at(5).same_as(build.state) == []
+        assert read == [4]
 
 
 def test_a_gap_in_the_steps_is_not_recorded(tmp_path):
