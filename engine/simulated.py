@@ -164,7 +164,7 @@ class SimulatedRunner:
         """Write the batch's cells, then read each sequence that samples back as a whole.
 
         Raises:
-            RunnerError: a request reads a cell that was never written.
+            RunnerError: a request reads a cell that was never written, or has no token to compute.
         """
         began = time.perf_counter_ns()
         for share in output.scheduled:
@@ -185,6 +185,10 @@ class SimulatedRunner:
     def _write(self, share: ScheduledRequest) -> None:
         memory, size, table = self.memory, self.block_size, share.block_ids
         position = share.computed_before
+        if share.num_scheduled < 1:
+            # A model has no logits where it computes no token.
+            request_id = share.request.request_id
+            raise RunnerError(f"request {request_id} is in the batch without a token to compute", [request_id])
         before = 1
         if position:
             before = int(memory[table[(position - 1) // size] * size + (position - 1) % size])

@@ -104,6 +104,13 @@ def test_a_cell_that_nobody_wrote_is_never_read():
         forward(model, PROMPT, [0, 1], start=4)
 
 
+def test_a_request_with_everything_cached_and_nothing_to_compute_is_an_error():
+    model = runner()
+    forward(model, PROMPT, [0, 1])
+    with pytest.raises(RunnerError, match="without a token to compute"):
+        forward(model, PROMPT, [0, 1], start=7)
+
+
 def test_greedy_tokens_ignore_the_seed_and_sampled_ones_follow_it():
     greedy = {forward(runner(), PROMPT, [0, 1], params=SamplingParams(seed=seed)) for seed in range(20)}
     sampled = [

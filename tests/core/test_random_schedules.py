@@ -61,6 +61,11 @@ PARAMS = st.sampled_from(
 )
 
 
+INJECTED = {
+    f"the step failed: {why}" for why in ("the device is gone", "one of them cannot go on", "somebody cannot go on")
+}
+
+
 class FlakyRunner(SimulatedRunner):
     """Fails the next step on demand, before or after it wrote its memory."""
 
@@ -199,9 +204,17 @@ class Schedules(RuleBasedStateMachine):
             output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT)
         )
         prompt, params = self.asked[request]
-        if output.finish_reason is FinishReason.REFUSED:
+        slots = self.config.cache.num_blocks * self.config.cache.block_size
+        never_fits = not 0 < len(prompt) < min(self.config.scheduler.max_model_len, slots)
+        assert (output.finish_reason is FinishReason.REFUSED) == (
+            never_fits and output.finish_reason != FinishReason.ABORT
+        )
+        if never_fits:
             assert self.tokens[request] == ()
             return
+        if output.finish_reason is FinishReason.ERROR and output.error not in INJECTED:
+            assert "needs" in (output.error or ""), f"request {request} failed of itself: {output.error}"
+            assert len(prompt) + len(self.tokens[request]) == slots + 1
         tokens, text, reason = alone(prompt, params, self.config.scheduler.max_model_len)
         if output.finish_reason in BAD_ENDS:
             assert tokens[: len(self.tokens[request])] == self.tokens[request]
