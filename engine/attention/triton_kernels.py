@@ -82,9 +82,10 @@ def _key_range(query_len, seq_len, first_token, BLOCK_Q: tl.constexpr, WINDOW: t
 @triton.jit
 def _mask(rows, dims, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr):
     """Which elements of a tile to touch; one column where that says it all, since a mask takes registers."""
+    mask = rows[:, None]
     if HEAD_DIM < PADDED_DIM:
-        return rows[:, None] & (dims < HEAD_DIM)[None, :]
-    return rows[:, None]
+        mask = mask & (dims < HEAD_DIM)[None, :]
+    return mask
 
 
 @triton.jit

@@ -9,6 +9,7 @@ shared memory than the target has, or does not compile.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import re
 import subprocess
@@ -18,7 +19,7 @@ import warnings
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -35,6 +36,9 @@ from engine.attention.triton_tiles import (
     prefill_tile,
     write_constants,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 TARGETS = {"sm_80": Target("cuda", 80), "sm_90": Target("cuda", 90), "gfx942": Target("hip", "gfx942")}
 _SHARED_LIMIT = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "gfx942": 64 * 1024}
@@ -146,19 +150,20 @@ def compile_one(target_name: str, kernel: str, configuration: Configuration) -> 
     return Compiled(target_name, kernel, configuration.name, label, registers, spilled, int(compiled.metadata.shared))
 
 
-def compile_all(targets: list[str], only: str = "", jobs: int = 2) -> list[Compiled]:
-    """Compile every kernel and configuration whose `kernel: configuration` contains `only`."""
-    work = [
-        (target, kernel, configuration)
-        for target in targets
-        for configuration in CONFIGURATIONS
-        for kernel in KERNELS
-        if only in f"{kernel}: {configuration.name}"
-    ]
-    if jobs <= 1:
-        return [compile_one(*item) for item in work]
+def compile_all(targets: list[str], only: str = "", jobs: int = 2) -> Iterator[Compiled]:
+    """Compile every kernel and configuration whose `kernel: configuration` contains `only`, in order."""
+    work, seen = [], set()
+    for target, configuration, kernel in itertools.product(targets, CONFIGURATIONS, KERNELS):
+        # Many configurations differ in one kernel alone: what is the same program is compiled once.
+        same = (target, str(_source(TARGETS[target], kernel, configuration)))
+        if only in f"{kernel}: {configuration.name}" and same not in seen:
+            seen.add(same)
+            work.append((target, kernel, configuration))
+    if jobs <= 1 or len(work) <= 1:
+        yield from (compile_one(*item) for item in work)
+        return
     with ProcessPoolExecutor(jobs) as pool:
-        return list(pool.map(compile_one, *zip(*work, strict=True)))
+        yield from pool.map(compile_one, *zip(*work, strict=True))
 
 
 def _source(
@@ -269,10 +274,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="also write the report to this file")
     parser.add_argument("--jobs", type=int, default=2, help="compilations at once")
     options = parser.parse_args(arguments)
-    results = compile_all(options.target or list(TARGETS), options.only, options.jobs)
-    for r in results:
+    results = []
+    for r in compile_all(options.target or list(TARGETS), options.only, options.jobs):
+        results.append(r)
         verdict = r.error or f"{r.registers:3d} registers, {r.spilled} bytes spilled, {r.shared / 1024:5.1f} KiB shared"
-        print(f"{'ok  ' if r.ok else 'FAIL'} {r.target:6} {r.kernel:15} {r.configuration:36} {r.tile:15} {verdict}")
+        print(
+            f"{'ok  ' if r.ok else 'FAIL'} {r.target:6} {r.kernel:15} {r.configuration:36} {r.tile:15} {verdict}",
+            flush=True,
+        )
     if options.json:
         options.json.write_text(json.dumps([asdict(r) for r in results], indent=1) + "\n", encoding="utf-8")
     failed = sum(not r.ok for r in results)

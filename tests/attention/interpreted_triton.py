@@ -14,10 +14,13 @@ from engine.attention import reference, triton_cache
 from engine.attention.metadata import PAD_SLOT, AttentionMetadata
 from engine.attention.triton import INTERPRETED, TritonAttention, write_kv
 from engine.attention.triton_tiles import Tile
+from engine.bench.gpu_checks import check_configurations
+from engine.bench.gpu_timing import Bench, Shape
 from engine.kv_cache import KVCache
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1 before triton is imported")
 
+CPU = torch.device("cpu")
 NO_SUCH_BLOCK = 2**30
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # ‖out - reference‖ / ‖reference‖. The interpreter rounds to bfloat16 by cutting off, twice the hardware's error.
@@ -339,3 +342,61 @@ def test_a_step_of_no_tokens_is_nothing_to_do():
 def test_the_kinds_of_cache_have_different_numbers():
     kinds = [triton_cache.PLAIN, triton_cache.INT8, triton_cache.FP8, triton_cache.FP8_BITS]
     assert len({int(kind.value) for kind in kinds}) == 4
+
+
+LENGTHS = [(1, 1), (1, 35), (3, 3), (5, 21)]
+
+
+@pytest.mark.parametrize("name", ["padded heads", "window and sinks", "int8 cache, wide", "contiguous"])
+def test_the_checks_of_the_gpu_bench_pass(name):
+    [check] = [c for c in check_configurations(CPU, TritonAttention(**SMALL), LENGTHS, name) if c.name == name]
+    assert check.note == ""
+    assert 0 < check.error < 2 * check.limit  # the interpreter rounds bfloat16 by cutting off
+
+
+def test_the_checks_of_the_gpu_bench_find_a_wrong_kernel():
+    class Blind(TritonAttention):
+        def __call__(self, query, key, value, layer, metadata, **options):
+            out = super().__call__(query, key, value, layer, metadata, **options)
+            out[-1] *= 1.1  # one row, as if it had missed keys
+            return out
+
+    [check] = check_configurations(CPU, Blind(**SMALL), LENGTHS, "padded heads")
+    assert not check.passed
+    assert check.error > 5 * check.limit
+
+
+def test_a_check_that_breaks_is_a_failure_and_not_the_end():
+    [check] = check_configurations(CPU, TritonAttention(decode=Tile(16, 24, 4, 1)), LENGTHS, "padded heads")
+    assert not check.passed
+    assert check.note != ""
+
+
+def test_the_timings_of_the_gpu_bench_run_through():
+    runs = []
+
+    def timer(function):
+        function()
+        runs.append(function)
+        return 0.5
+
+    bench = Bench(CPU, timer, least_bytes=1)
+    shape = Shape("small", 1, 2, 16)
+    row = bench.decode(shape, 2, 40)
+    assert row["us"] == 5e5
+    assert row["GB/s"] == pytest.approx(2 * 40 * 2 * 16 * 2 / 0.5 / 1e9)  # 2 requests, K and V, 2 bytes
+    assert row["torch / ours"] == 1.0
+    row = bench.prefill(shape, 1, 4, 20)
+    assert row["TFLOP/s"] == pytest.approx(4 * 16 * 2 * (17 + 18 + 19 + 20) / 0.5 / 1e12)
+    costs = list(bench.paging(shape, 2, 20, [8]))
+    assert [(c["block size"], c["table"]) for c in costs] == [
+        ("contiguous", "one block each"), (8, "identity"), (8, "shuffled"),
+    ]  # fmt: skip
+    assert [r["cache"] for r in bench.quantised(shape, 1, 20)] == ["bfloat16", "int8", "float8"]
+    assert bench.write(shape, 5)["GB/s"] > 0
+    tiles = [Tile(16, 16, 4, 1), Tile(16, 24, 4, 1)]
+    notes = [r["note"] for r in bench.tune(shape, [(1, 20)], tiles)]
+    assert notes[0] == ""
+    assert notes[1] != ""
+    assert bench.copy_bandwidth(1000) == 4000
+    assert len(runs) == 12

@@ -1,0 +1,162 @@
+"""Whether the GPU kernels compute the reference's numbers, on the device at hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from engine.attention import reference
+from engine.attention.metadata import PAD_SLOT
+from engine.bench.ahead_of_time import CONFIGURATIONS, Configuration
+from engine.bench.gpu_batch import in_float32, make_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from engine.attention.metadata import AttentionMetadata
+    from engine.attention.triton import TritonAttention
+
+_DTYPE = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_CACHE = {None: None, "int8": torch.int8, "float8": torch.float8_e4m3fn}
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+"""Largest allowed ‖out - reference‖ / ‖reference‖ of a row; rounding the output alone costs up to a fifth of it."""
+
+MIXED = [
+    *[(1, n) for n in (1, 15, 16, 17, 63, 64, 65, 255, 256, 257, 1000, 3001)],
+    *[(2, 2), (16, 16), (130, 130), (7, 500), (64, 1100), (300, 300)],
+]
+"""(query rows, positions) around the boundaries of blocks, key tiles, query tiles and splits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One comparison.
+
+    Attributes:
+        name: What was compared.
+        error: Largest relative error of a row, or 0 and 1 for equal and different.
+        limit: What it may be.
+        note: Why there is no error to give.
+    """
+
+    name: str
+    error: float
+    limit: float
+    note: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether it is close enough; a NaN is not."""
+        return not self.note and self.error <= self.limit
+
+
+def check_configurations(
+    device: torch.device, attention: TritonAttention, lengths: list[tuple[int, int]] = MIXED, only: str = ""
+) -> Iterator[Check]:
+    """Every configuration whose name contains `only`, in a batch of prefills, of decodes and of both."""
+    for configuration in CONFIGURATIONS:
+        if only in configuration.name:
+            yield _guarded(configuration.name, functools.partial(_compare, configuration, device, attention, lengths))
+
+
+def check_graph(device: torch.device, attention: TritonAttention, batch_size: int = 16) -> Check:
+    """A decode captured once for a padded batch, replayed for other lengths, tables and numbers of sequences."""
+    return _guarded("captured decode, replayed for another batch", lambda: _replay(device, attention, batch_size))
+
+
+def check_independence(device: torch.device, attention: TritonAttention) -> Check:
+    """A decode alone and among others: not one bit may differ."""
+    return _guarded("a decode alone and among others", lambda: _alone(device, attention))
+
+
+def _guarded(name: str, compare: Callable[[], tuple[float, float]]) -> Check:
+    try:
+        return Check(name, *compare())
+    except Exception as error:  # the report is to say of every check how it went
+        return Check(name, float("nan"), 0.0, f"{type(error).__name__}: {error}".splitlines()[0][:300])
+
+
+def _compare(
+    c: Configuration, device: torch.device, attention: TritonAttention, lengths: list[tuple[int, int]]
+) -> tuple[float, float]:
+    dtype = _DTYPE[c.dtype]
+    block_size = c.block_size if c.paged else max(n for _, n in lengths)
+    batch = make_batch(
+        lengths, kv_heads=2, group=c.group, head_dim=c.head_dim, block_size=block_size, dtype=dtype,
+        device=device, quantised=_CACHE[c.cache], layer=1, num_layers=2,
+    )  # fmt: skip
+    options: dict[str, Any] = {"scale": c.head_dim**-0.5}
+    if c.window:
+        options["sliding_window"] = min(c.window, 200)
+    if c.softcap:
+        options["softcap"] = 5.0
+    if c.sinks:
+        options["sinks"] = torch.linspace(-2, 2, 2 * c.group, device=device).to(dtype)
+    out = attention(batch.query, batch.key, batch.value, 1, batch.metadata, **options)
+    exact = in_float32(batch, 1)
+    expected = reference.paged_attention(exact.query, exact.key, exact.value, 1, exact.metadata, **options)
+    return relative_error(out, expected), TOLERANCE[dtype]
+
+
+def relative_error(out: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest ‖out - expected‖ / ‖expected‖ of a row and head."""
+    difference = (out.float() - expected.float()).norm(dim=-1)
+    return float((difference / expected.float().norm(dim=-1)).max())
+
+
+def _replay(device: torch.device, attention: TritonAttention, batch_size: int) -> tuple[float, float]:
+    shape: dict[str, Any] = {"kv_heads": 2, "group": 4, "head_dim": 128, "block_size": 16, "dtype": torch.bfloat16}
+    longest = 2000
+    first = make_batch([(1, longest)] * batch_size, device=device, seed=1, **shape)
+    other = make_batch([(1, 1 + 97 * i) for i in range(batch_size - 3)], device=device, seed=2, **shape)
+    # The captured batch's own tensors, over the other batch's cache; a static bound stands for its lengths.
+    static = dataclasses.replace(first.metadata, kv_cache=other.metadata.kv_cache, max_seq_len=longest)
+    query, key, value = rows = (first.query.contiguous(), first.key.contiguous(), first.value.contiguous())
+    _fill(static, other.metadata)
+    attention(query, key, value, 0, static, scale=0.09)  # compiles, which a capture cannot
+    graph = torch.cuda.CUDAGraph()
+    static.seq_lens.zero_()
+    static.slot_mapping.fill_(PAD_SLOT)
+    with torch.cuda.graph(graph):
+        out = attention(query, key, value, 0, static, scale=0.09)
+    real = batch_size - 3
+    for row, source in zip(rows, (other.query, other.key, other.value), strict=True):
+        row.fill_(float("nan"))
+        row[:real] = source
+    _fill(static, other.metadata)
+    graph.replay()
+    torch.cuda.synchronize()
+    exact = in_float32(other, 0)
+    expected = reference.paged_attention(exact.query, exact.key, exact.value, 0, exact.metadata, scale=0.09)
+    return relative_error(out[:real], expected), TOLERANCE[torch.bfloat16]
+
+
+def _fill(static: AttentionMetadata, batch: AttentionMetadata) -> None:
+    """Put a smaller batch into the tensors of a captured one; what is left over is padding."""
+    n = batch.num_seqs
+    static.seq_lens.zero_()[:n] = batch.seq_lens
+    static.slot_mapping.fill_(PAD_SLOT)[:n] = batch.slot_mapping
+    static.block_table.fill_(-1)[:n, : batch.block_table.shape[1]] = batch.block_table
+
+
+def _alone(device: torch.device, attention: TritonAttention) -> tuple[float, float]:
+    lengths = [(1, 700), (1, 33), (1, 2500), (1, 256)]
+    batch = make_batch(lengths, kv_heads=2, group=4, head_dim=128, block_size=16, dtype=torch.bfloat16, device=device)
+    together = attention(batch.query, batch.key, batch.value, 0, batch.metadata, scale=0.09)
+    m = batch.metadata
+    different = 0
+    for i in range(len(lengths)):
+        alone = type(m).build(
+            query_start_loc=m.host_query_start_loc[:2],
+            seq_lens=m.host_seq_lens[i : i + 1],
+            block_table=m.host_block_table[i : i + 1],
+            kv_cache=m.kv_cache,
+        )
+        row = slice(i, i + 1)
+        out = attention(batch.query[row], batch.key[row], batch.value[row], 0, alone, scale=0.09)
+        different += not torch.equal(out, together[row])
+    return float(different), 0.0
