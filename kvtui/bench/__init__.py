@@ -1,0 +1,1 @@
+"""Measurements of the dashboard: ratios in one run on one machine."""
