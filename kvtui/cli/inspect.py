@@ -64,8 +64,11 @@ def _inspect_step(recording: Recording, step: int, as_json: bool) -> None:
     if as_json:
         print(json.dumps(state_json(state), indent=2))
         return
-    glyphs = UNICODE if "utf" in (sys.stdout.encoding or "").lower() else ASCII
-    print("\n".join(state_lines(state, glyphs)))
+    print("\n".join(state_lines(state, ASCII if _ascii_only() else UNICODE)))
+
+
+def _ascii_only() -> bool:
+    return "utf" not in (sys.stdout.encoding or "").lower()
 
 
 def _audit_json(recording: Recording, found: Audit) -> dict[str, Any]:
@@ -106,8 +109,11 @@ def _audit_json(recording: Recording, found: Audit) -> dict[str, Any]:
 
 
 def _audit_lines(recording: Recording, found: Audit) -> list[str]:
-    from kvtui.safe_text import clean
+    from functools import partial
 
+    from kvtui.safe_text import clean as clean_text
+
+    clean = partial(clean_text, ascii_only=_ascii_only())
     header, model = recording.header, recording.header.model
     seconds = found.duration_ns / 1e9
     per_second = f", {found.generated_tokens / seconds:,.1f} new tokens/s" if seconds > 0 else ""

@@ -1,6 +1,8 @@
 """`kvtui inspect` as its user meets it."""
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -83,6 +85,14 @@ def test_a_broken_invariant_is_named_with_block_and_step_and_exits_1(broken):
 def test_nothing_in_a_recording_reaches_the_terminal_as_a_command(broken, arguments):
     output = inspect(broken, *arguments).output
     assert all(character.isprintable() or character == "\n" for character in output)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--step", "2"], ["--json"]])
+def test_a_terminal_that_has_only_ascii_gets_only_ascii(broken, arguments):
+    command = [sys.executable, "-m", "kvtui.cli.main", "inspect", broken, *arguments]
+    done = subprocess.run(command, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    assert done.returncode == (0 if "--step" in arguments else 1), done.stderr
+    assert done.stdout.isascii()
 
 
 def test_markup_in_a_recording_is_text(broken):
