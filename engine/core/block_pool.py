@@ -184,7 +184,7 @@ class BlockPool:
         cached = 0
         wrong = ""
         for block_id in block_ids:
-            if not 0 <= block_id < num_blocks:
+            if block_id < 0 or block_id >= num_blocks:
                 wrong = f"which does not exist: the pool has 0 to {num_blocks - 1}"
                 break
             block = blocks[block_id]
