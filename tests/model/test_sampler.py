@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 
-from engine.model.sampler import draw, request_seed, sample, uniforms
+from engine.model.draw import draw_on_device, draw_on_host
+from engine.model.sampler import request_seed, sample, uniforms
 from engine.request import SamplingParams
 
 LOGITS = [2.0, -1.0, 0.5, 3.0, 0.5, -4.0, 2.5, 1.0, 0.5, -0.5]
@@ -36,6 +38,18 @@ def kept_weights(logits: list[float], params: SamplingParams) -> dict[int, float
     return {i: weights[i] / total for i in order}
 
 
+def on_host(logits: torch.Tensor, params: list[SamplingParams], uniform: np.ndarray) -> list[int]:
+    return draw_on_host(list(logits.numpy()), params, uniform)
+
+
+def on_device(logits: torch.Tensor, params: list[SamplingParams], uniform: np.ndarray) -> list[int]:
+    """The vectorised form; it runs on the CPU as well."""
+    return draw_on_device(logits, params, uniform).tolist()
+
+
+Draw = Callable[[torch.Tensor, list[SamplingParams], np.ndarray], list[int]]
+both_forms = pytest.mark.parametrize("draw", [on_host, on_device])
+
 CASES = [
     SamplingParams(temperature=1.0),
     SamplingParams(temperature=0.3),
@@ -57,10 +71,11 @@ CASES = [
 
 
 @pytest.mark.parametrize("params", CASES, ids=str)
-def test_every_draw_is_the_token_that_the_written_out_distribution_gives(params: SamplingParams) -> None:
+@both_forms
+def test_every_draw_is_the_token_that_the_written_out_distribution_gives(params: SamplingParams, draw: Draw) -> None:
     want = kept_weights(LOGITS, params)
     uniform = (np.arange(2000) + 0.5) / 2000
-    got = draw(torch.tensor([LOGITS] * 2000), [params] * 2000, uniform).tolist()
+    got = draw(torch.tensor([LOGITS] * 2000), [params] * 2000, uniform)
     assert set(got) <= set(want)
     counts = np.bincount(got, minlength=len(LOGITS)) / 2000
     for token, share in want.items():
@@ -68,45 +83,59 @@ def test_every_draw_is_the_token_that_the_written_out_distribution_gives(params:
         assert counts[token] == pytest.approx(share, abs=1.5 / 2000)
 
 
-def test_mixed_rows_are_drawn_as_alone() -> None:
+@both_forms
+def test_mixed_rows_are_drawn_as_alone(draw: Draw) -> None:
     rng = np.random.default_rng(5)
     logits = torch.from_numpy(rng.normal(size=(len(CASES), 5000)) * 3).float()
     uniform = rng.random(len(CASES))
-    together = draw(logits, CASES, uniform).tolist()
-    alone = [draw(logits[i : i + 1], [CASES[i]], uniform[i : i + 1]).item() for i in range(len(CASES))]
+    together = draw(logits, CASES, uniform)
+    alone = [draw(logits[i : i + 1], [CASES[i]], uniform[i : i + 1])[0] for i in range(len(CASES))]
     assert together == alone
     assert len(set(together)) > len(CASES) / 2
 
 
-def test_a_nucleus_wider_than_the_first_look_is_found() -> None:
+def test_both_forms_draw_the_same() -> None:
+    rng = np.random.default_rng(6)
+    logits = torch.from_numpy(rng.normal(size=(40 * len(CASES), 3000)) * 3).float()
+    uniform = rng.random(len(logits))
+    host, device = (draw(logits, CASES * 40, uniform) for draw in (on_host, on_device))
+    # float32 sums against float64 ones: once in a while a number falls between the two borders.
+    assert sum(a != b for a, b in zip(host, device, strict=True)) <= 2
+
+
+@both_forms
+def test_a_nucleus_wider_than_the_first_look_is_found(draw: Draw) -> None:
     """Nearly even logits: 0.9 of the mass takes most of a vocabulary of 5,000."""
     logits = torch.from_numpy(np.random.default_rng(1).normal(size=5000) * 0.01).float()
     params = SamplingParams(temperature=1.0, top_p=0.9)
     allowed = set(kept_weights(logits.tolist(), params))
     uniform = (np.arange(4000) + 0.5) / 4000
-    got = set(draw(logits.expand(4000, -1), [params] * 4000, uniform).tolist())
+    got = set(draw(logits.expand(4000, -1), [params] * 4000, uniform))
     assert 4000 < len(allowed) < 5000
     # float32 sums put the border one or two tokens to a side.
     assert len(got - allowed) <= 2
     assert len(got) > 2000
 
 
-def test_the_largest_uniform_number_draws_a_token_that_is_allowed() -> None:
+@both_forms
+def test_the_largest_uniform_number_draws_a_token_that_is_allowed(draw: Draw) -> None:
     almost_one = np.array([1.0 - 2.0**-53])
     logits = torch.cat([torch.zeros(3000), torch.full((3000,), -80.0)])[None]
     for params in (SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_k=7, top_p=0.9)):
-        assert draw(logits, [params], almost_one).item() < 3000
+        assert draw(logits, [params], almost_one)[0] < 3000
 
 
-def test_a_tiny_temperature_overflows_nothing() -> None:
+@both_forms
+def test_a_tiny_temperature_overflows_nothing(draw: Draw) -> None:
     logits = torch.tensor([[300.0, -300.0, 299.0], [1e30, -1e30, 0.0]])
-    params = [SamplingParams(temperature=1e-6)] * 2
-    assert draw(logits, params, np.array([0.999, 0.999])).tolist() == [0, 0]
+    params = [SamplingParams(temperature=1e-6), SamplingParams(temperature=1e-300)]
+    assert draw(logits, params, np.array([0.999, 0.999])) == [0, 0]
 
 
-def test_minus_infinity_is_never_drawn() -> None:
+@both_forms
+def test_minus_infinity_is_never_drawn(draw: Draw) -> None:
     logits = torch.tensor([[-math.inf, 0.0, -math.inf, 0.0]] * 100)
-    got = draw(logits, [SamplingParams(temperature=5.0)] * 100, np.linspace(0, 0.999, 100)).tolist()
+    got = draw(logits, [SamplingParams(temperature=5.0)] * 100, np.linspace(0, 0.999, 100))
     assert set(got) == {1, 3}
 
 
