@@ -163,6 +163,11 @@ class MainScreen(Screen[None]):
         """Whether an unhurried panel has not been told of the last steps yet."""
         return any(later.steps for later in self._later.values())
 
+    def hurry(self) -> None:
+        """Make unhurried panels due now."""
+        for later in self._later.values():
+            later.due = 0.0
+
     def on_resize(self) -> None:
         """Choose the layout that fits."""
         self.place_panels()
