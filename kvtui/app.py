@@ -14,6 +14,7 @@ from textual.app import App, SystemCommand
 from textual.binding import Binding
 from textual.scrollbar import ScrollBar, ScrollBarRender
 
+from engine.trace.invariants import quick_check
 from kvtui.capture_output import OutputCapture
 from kvtui.glyphs import choose_glyphs
 from kvtui.history import History
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from kvtui.widgets.transport import SeekRequested
 
 SPEEDS = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0, 16.0)
+
+_KEY_NAMES = {"right_square_bracket": "]", "left_square_bracket": "[", "slash": "/", "question_mark": "?"}
 
 STUCK_SECONDS = 0.8
 """How long a quit waits for the engine to come out of a step."""
@@ -157,7 +160,7 @@ class KvtuiApp(App[None]):
             assert isinstance(binding, Binding)
             if binding.action not in seen:
                 seen.add(binding.action)
-                yield SystemCommand(binding.description, f"key {binding.key}", self._runner(binding.action))
+                yield SystemCommand(binding.description, f"key {_shown(binding.key)}", self._runner(binding.action))
         for palette in self._palettes.values():
             name = palette.name
             yield SystemCommand(f"Theme: {name}", "colours", lambda name=name: self.set_theme(name))
@@ -249,7 +252,7 @@ class KvtuiApp(App[None]):
         else:
             for step in steps:
                 self.history.append(step, source.state)
-        for violation in source.state.violations[:1]:
+        for violation in (*source.state.violations[:1], *(quick_check(source.state)[:1] if steps else ())):
             self._report(f"broken invariant: {violation}")
 
     def _take_log(self) -> None:
@@ -439,6 +442,11 @@ class KvtuiApp(App[None]):
         self._pace.hurry()
         self._changed = True
         self.tick()
+
+
+def _shown(keys: str) -> str:
+    """The keys of a binding as they are printed on them."""
+    return " or ".join(_KEY_NAMES.get(key, key) for key in keys.split(","))
 
 
 def run_app(

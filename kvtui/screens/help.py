@@ -28,7 +28,7 @@ ABOUT = (
 
 KEYS = (
     ("space", "pause and resume"),
-    ("{left} {right}", "one step back or on (a live engine only goes on); with shift, ten"),
+    ("{left} {right}", "one step back, one on; ten with shift (a live engine only goes on)"),
     ("home end", "the first and the last step of a recording"),
     ("[ ]", "slower, faster"),
     ("tab 1-6", "go to a panel: blocks, requests, free pool, batch, text, log"),
@@ -93,7 +93,8 @@ class HelpScreen(ModalScreen[None]):
 
     DEFAULT_CSS = """
     HelpScreen { align: center middle; }
-    HelpScreen > VerticalScroll { width: 84; max-width: 100%; max-height: 100%; height: auto; padding: 0 2; }
+    HelpScreen > VerticalScroll { width: 84; max-width: 100%; max-height: 100%; height: auto; padding: 0 2;
+        scrollbar-size-vertical: 1; }
     HelpScreen Static { height: auto; }
     """
 
