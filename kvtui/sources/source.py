@@ -24,15 +24,32 @@ class Source(Protocol):
         error: Why the source ended badly, in one line.
     """
 
-    header: Header
-    state: PoolState
-    live: bool
-    position: int
-    length: int
-    paused: bool
-    speed: float
-    generation: int
-    error: str | None
+    @property
+    def header(self) -> Header: ...  # noqa: D102 - see Attributes
+
+    @property
+    def state(self) -> PoolState: ...  # noqa: D102 - see Attributes
+
+    @property
+    def live(self) -> bool: ...  # noqa: D102 - see Attributes
+
+    @property
+    def position(self) -> int: ...  # noqa: D102 - see Attributes
+
+    @property
+    def length(self) -> int: ...  # noqa: D102 - see Attributes
+
+    @property
+    def paused(self) -> bool: ...  # noqa: D102 - see Attributes
+
+    @property
+    def speed(self) -> float: ...  # noqa: D102 - see Attributes
+
+    @property
+    def generation(self) -> int: ...  # noqa: D102 - see Attributes
+
+    @property
+    def error(self) -> str | None: ...  # noqa: D102 - see Attributes
 
     def poll(self) -> list[StepTrace]:
         """Apply what is due now; the steps applied since the last call, in order.
