@@ -6,10 +6,11 @@ the scheduler knows which it drives.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from engine.core.scheduler import SchedulerOutput
     from engine.trace.events import ModelInfo
 

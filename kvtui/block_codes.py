@@ -87,7 +87,10 @@ def _emphasised(
         glyph[lit[kinds == FLASH_SWAPPED]] = SWAPPED
     if emphasis.cursor >= 0:
         flags[emphasis.cursor] |= CURSOR
-    return (glyph.astype(np.uint16) | (hue.astype(np.uint16) << HUE_SHIFT)) | flags
+    codes: NDArray[np.uint16] = (glyph.astype(np.uint16) | (hue.astype(np.uint16) << HUE_SHIFT) | flags).astype(
+        np.uint16
+    )
+    return codes
 
 
 def cell_codes(state: PoolState, blocks: int, num_hues: int, emphasis: Emphasis) -> NDArray[np.uint16]:
