@@ -287,4 +287,5 @@ Schedules.TestCase.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
-TestRandomSchedules = pytest.mark.usefixtures("_quiet")(Schedules.TestCase)
+# A thousand schedules are one test: half a minute on a machine of its own, several on a busy one.
+TestRandomSchedules = pytest.mark.timeout(1200)(pytest.mark.usefixtures("_quiet")(Schedules.TestCase))
