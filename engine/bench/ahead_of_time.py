@@ -178,7 +178,9 @@ def _source(
     scales = "*fp32" if c.cache else "constexpr"
     decode = kernel.startswith("decode")
     choose = decode_tile if decode else prefill_tile
-    tile = choose(target, group=c.group, head_dim=c.head_dim, itemsize=itemsize, quantised=c.cache is not None)
+    tile = choose(
+        target, group=c.group, head_dim=c.head_dim, itemsize=itemsize, quantised=c.cache is not None, paged=c.paged
+    )
     if kernel == "write":
         signature = dict.fromkeys(("key", "value"), f"*{element}") | {
             "cache": f"*{stored}",

@@ -84,7 +84,7 @@ def _compare(
     c: Configuration, device: torch.device, attention: TritonAttention, lengths: list[tuple[int, int]]
 ) -> tuple[float, float]:
     dtype = _DTYPE[c.dtype]
-    block_size = c.block_size if c.paged else max(n for _, n in lengths)
+    block_size = c.block_size if c.paged else max(256, *(n for _, n in lengths))
     batch = make_batch(
         lengths, kv_heads=2, group=c.group, head_dim=c.head_dim, block_size=block_size, dtype=dtype,
         device=device, quantised=_CACHE[c.cache], layer=1, num_layers=2,
