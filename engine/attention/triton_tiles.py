@@ -79,7 +79,8 @@ def decode_tile(
     if width > 512:
         return Tile(block_m, 16, 8, 2)
     if width > 256 or target.backend == "hip":
-        return Tile(block_m, 32, 4, 2)
+        # Converting wide codes by their bits takes scalar registers on AMD.
+        return Tile(block_m, 16 if quantised and width > 256 and target.backend == "hip" else 32, 4, 2)
     return Tile(block_m, 64, 4, 3 if paged else 2)
 
 
