@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
 import pytest
@@ -160,7 +161,8 @@ def test_an_error_inside_is_told_without_a_traceback(served, monkeypatch, caplog
         raise KeyError("secret detail")
 
     monkeypatch.setattr(served.engine, "add_request", broken)
-    answer = served.http.post(COMPLETE, json={"prompt": "x"})
+    with caplog.at_level(logging.ERROR, logger="engine"):
+        answer = served.http.post(COMPLETE, json={"prompt": "x"})
 
     assert refused(answer, 500)["type"] == "server_error"
     assert "secret" not in answer.text
