@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from engine.config import ConfigError
+from engine.trace.events import Op
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy as np
     from numpy.typing import NDArray
+
+    from engine.core.scheduler_output import BlockCopy
 
 _HEADROOM = 0.9
 """Share of the free memory that the cache may take; the rest is for activations."""
@@ -112,6 +115,31 @@ class KVCache:
         src = torch.as_tensor(source, dtype=torch.int64, device=self.device)
         dst = torch.as_tensor(destination, dtype=torch.int64, device=self.device)
         self.data.index_copy_(0, dst, self.data.index_select(0, src))
+
+    def move(self, copies: Sequence[BlockCopy]) -> None:
+        """Move contents as if one after the other, as many at once as do not depend on each other.
+
+        Args:
+            copies: In order. Only COPY is possible where there is no CPU pool.
+        """
+        source: list[int] = []
+        destination: list[int] = []
+        written: set[int] = set()
+        kind = Op.COPY
+        for op, a, b in copies:
+            # All of a group are read before any is written.
+            if source and (op != kind or b in written or (op == Op.COPY and a in written)):
+                self._move_group(kind, source, destination)
+                source, destination, written = [], [], set()
+            kind = op
+            source.append(a)
+            destination.append(b)
+            written.add(b)
+        if source:
+            self._move_group(kind, source, destination)
+
+    def _move_group(self, op: Op, source: list[int], destination: list[int]) -> None:
+        self.copy_blocks(source, destination)
 
     def _check_size(self) -> None:
         free = free_memory(self.device)

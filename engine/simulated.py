@@ -23,7 +23,8 @@ from engine.trace.events import ModelInfo
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine.core.scheduler_output import ScheduledRequest, SchedulerOutput
+    from engine.core.scheduler_output import BlockCopy, ScheduledRequest, SchedulerOutput
+    from engine.request import Request
 
 _MASK: Final = 2**64 - 1
 _UNWRITTEN: Final = 0
@@ -170,7 +171,8 @@ class SimulatedRunner:
         for share in output.scheduled:
             self._write(share)
         wrote = time.perf_counter_ns()
-        tokens = [self._next_token(share) if share.samples else None for share in output.scheduled]
+        tokens = [self._next_token(share, share.request) if share.samples else None for share in output.scheduled]
+        tokens += [self._next_token(output.scheduled[place], request) for place, request in output.forks]
         sampled = time.perf_counter_ns()
         pause = self._step_seconds + self._seconds_per_token * output.num_batched_tokens
         if pause > 0:
@@ -178,6 +180,12 @@ class SimulatedRunner:
         self.last_sample_ns = sampled - wrote
         self.last_execute_ns = time.perf_counter_ns() - began - self.last_sample_ns
         return tokens
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Move cells as a model's cache would its rows."""
+        memory = self.memory.reshape(-1, self.block_size)
+        for _, source, destination in copies:
+            memory[destination] = memory[source]
 
     def forget(self, request_id: int) -> None:
         """Nothing is kept for a request."""
@@ -199,8 +207,8 @@ class SimulatedRunner:
             memory[table[position // size] * size + position % size] = before
             position += 1
 
-    def _next_token(self, share: ScheduledRequest) -> int:
-        request, size = share.request, self.block_size
+    def _next_token(self, share: ScheduledRequest, request: Request) -> int:
+        size = self.block_size
         num_tokens = share.computed_before + share.num_scheduled
         table = np.asarray(share.block_ids[: -(-num_tokens // size)])
         cells = self.memory.reshape(-1, size)[table].reshape(-1)[:num_tokens]

@@ -31,7 +31,7 @@ from engine.trace.recording import RecordingWriter
 from engine.trace.state import PoolState
 
 if TYPE_CHECKING:
-    from engine.core.scheduler_output import SchedulerOutput
+    from engine.core.scheduler_output import BlockCopy, SchedulerOutput
 
 VOCABULARY = 49_152
 """Of SmolLM2."""
@@ -131,6 +131,9 @@ class _ZipfRunner:
         self._clock.now += self.last_execute_ns + self.last_sample_ns
         drawn = self._text.draw(len(output.scheduled))
         return [token_id if share.samples else None for share, token_id in zip(output.scheduled, drawn, strict=True)]
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """There is nothing to move."""
 
     def forget(self, request_id: int) -> None:
         """Nothing is kept."""

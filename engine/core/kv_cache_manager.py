@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from engine.core.block_hash import block_digest, root_digest
 from engine.core.block_pool import BlockPool
+from engine.core.scheduler_output import BlockCopy
 from engine.trace.events import Op
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from engine.request import Request
 
 _FILL: Final = int(Op.FILL)
+_COPY: Final = int(Op.COPY)
 
 
 class KVCacheManager:
@@ -24,12 +26,16 @@ class KVCacheManager:
         pool: The physical blocks.
         block_size: Tokens a block holds.
         prefix_caching: Whether full blocks are published and looked for.
+        copies: Contents to be moved before the next forward, in this order, since the caller last emptied it.
+        shared_tails: Requests that may share a partly filled last block, as forks do: who writes next copies it.
     """
 
     def __init__(self, config: CacheConfig) -> None:
         self.pool = BlockPool(config.num_blocks)
         self.block_size = config.block_size
         self.prefix_caching = config.prefix_caching
+        self.copies: list[BlockCopy] = []
+        self.shared_tails: set[int] = set()
         self._tables: dict[int, list[int]] = {}
         self._num_published: dict[int, int] = {}
         self._digests: dict[int, list[bytes]] = {}
@@ -95,6 +101,55 @@ class KVCacheManager:
         self._num_published[request_id] = len(hits)
         return True
 
+    def fork(self, parent: Request, child: Request) -> int:
+        """Give a request without a table the blocks that hold its parent's computed tokens; takes no free block.
+
+        Both go on writing behind those tokens. Where that is in the middle of a block, see `needs_copy`.
+
+        Returns:
+            How many blocks they share.
+        """
+        computed = parent.num_computed_tokens
+        num_full, num_in_tail = divmod(computed, self.block_size)
+        shared = self._tables[parent.request_id][: num_full + (num_in_tail > 0)]
+        self.pool.touch(shared, child.request_id)
+        self._tables[child.request_id] = shared
+        self._num_published[child.request_id] = min(num_full, self._num_published[parent.request_id])
+        if child.params.cache_salt == parent.params.cache_salt:
+            known = self._digests.get(parent.request_id, [])
+            self._digests[child.request_id] = known[: child.num_tokens // self.block_size]
+        if num_in_tail:
+            self.shared_tails |= {parent.request_id, child.request_id}
+        return len(shared)
+
+    def needs_copy(self, request: Request) -> bool:
+        """Whether the request's next token goes into a block that others hold as well; only for `shared_tails`."""
+        request_id = request.request_id
+        tail = self._tables[request_id][request.num_computed_tokens // self.block_size]
+        if self.pool.blocks[tail].ref_cnt > 1:
+            return True
+        self.shared_tails.discard(request_id)
+        return False
+
+    def copy_tail(self, request: Request) -> bool:
+        """Copy on write: put a block of its own in the place of the shared tail; False where none is free."""
+        request_id = request.request_id
+        logical, num_filled = divmod(request.num_computed_tokens, self.block_size)
+        pool = self.pool
+        if not pool.num_free:
+            return False
+        # Another list, so that whoever keeps the old one sees that it has changed.
+        table = self._tables[request_id] = self._tables[request_id].copy()
+        source = table[logical]
+        (destination,) = pool.allocate(1, request_id, logical)
+        table[logical] = destination
+        if pool.ops is not None:
+            pool.ops += (_COPY, source, destination, num_filled)
+        self.copies.append(BlockCopy(Op.COPY, source, destination))
+        pool.release([source], request_id)
+        self.shared_tails.discard(request_id)
+        return True
+
     def publish(self, request: Request, computed_before: int, table: Sequence[int]) -> None:
         """Note what a forward has written; blocks that are full now can be found from here on.
 
@@ -129,6 +184,7 @@ class KVCacheManager:
         if table is None:
             return 0
         del self._num_published[request_id]
+        self.shared_tails.discard(request_id)
         self.pool.release(table[::-1], request_id)
         return len(table)
 

@@ -14,11 +14,14 @@ from engine.model.sampler import request_seed, sample
 from engine.runner import RunnerError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
-    from engine.core.scheduler_output import ScheduledRequest, SchedulerOutput
+    from engine.core.scheduler_output import BlockCopy, ScheduledRequest, SchedulerOutput
     from engine.kv_cache import KVCache
     from engine.model.forward import Forward
+    from engine.request import Request
     from engine.trace.events import ModelInfo
 
 
@@ -66,14 +69,26 @@ class ModelRunner:
         scheduled = output.scheduled
         samples = [s.samples for s in scheduled]
         logits = self._forward(scheduled, samples)
+        sampling = [s.request for s in scheduled if s.samples]
+        if output.forks:
+            row_of = np.cumsum(samples) - 1
+            rows = [*range(len(sampling)), *(int(row_of[fork.share]) for fork in output.forks)]
+            logits = logits[torch.tensor(rows, device=logits.device)]
+            sampling += [fork.request for fork in output.forks]
         if logits.is_cuda:
             torch.cuda.synchronize(logits.device)
         computed = time.perf_counter_ns()
         self.last_execute_ns = computed - began
-        chosen = iter(self._sample(logits, [s for s in scheduled if s.samples]) if any(samples) else ())
+        chosen = iter(self._sample(logits, sampling) if sampling else ())
         tokens = [next(chosen) if wanted else None for wanted in samples]
+        tokens += chosen
         self.last_sample_ns = time.perf_counter_ns() - computed
         return tokens
+
+    @torch.inference_mode()
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Move contents of blocks; see `Runner.copy_blocks`."""
+        self.kv_cache.move(copies)
 
     def forget(self, request_id: int) -> None:
         """Drop the request's seed and its row of the block tables."""
@@ -104,8 +119,7 @@ class ModelRunner:
             metadata,
         )
 
-    def _sample(self, logits: torch.Tensor, sampled: list[ScheduledRequest]) -> list[int]:
-        requests = [s.request for s in sampled]
+    def _sample(self, logits: torch.Tensor, requests: list[Request]) -> list[int]:
         params = [r.params for r in requests]
         if any(p.temperature > 0 for p in params):
             seeds = [self._seed_of(r.request_id, r.params.seed) for r in requests]

@@ -82,6 +82,8 @@ class Reason(enum.StrEnum):
 
     FITS = "fits"
     """needs, free, cached_tokens: new blocks it takes, free blocks before, tokens found in the prefix cache."""
+    FORKED = "forked"
+    """parent, shared, cached_tokens: split off a running request, whose blocks with so many tokens it shares."""
     NO_BLOCKS = "no_blocks"
     """needs, free: blocks that the known tokens need, and how many are free."""
     SEQUENCE_CAP = "sequence_cap"
@@ -99,6 +101,8 @@ class Reason(enum.StrEnum):
     TOO_LONG = "too_long"
     """tokens, limit: max_model_len."""
     EMPTY_PROMPT = "empty_prompt"
+    PARENT_ENDED = "parent_ended"
+    """parent: it was to be forked from a request that has ended."""
     OUTGREW_POOL = "outgrew_pool"
     """needs, pool: alone in the pool, and it still needs more."""
     STEP_FAILED = "step_failed"

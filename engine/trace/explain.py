@@ -25,6 +25,7 @@ _VERBS = {
 
 _SHORT = {
     Reason.FITS: "takes {needs:block} of {free} free",
+    Reason.FORKED: "forked from #{parent}, shares {shared:block}",
     Reason.NO_BLOCKS: "needs {needs:block}, {free} free",
     Reason.SEQUENCE_CAP: "{running} of {limit} places taken",
     Reason.TOKEN_BUDGET: "{scheduled} of {limit} tokens scheduled",
@@ -34,12 +35,14 @@ _SHORT = {
     Reason.NEVER_FITS: "needs {needs:block}, pool has {pool}",
     Reason.TOO_LONG: "{tokens:token}, limit {limit}",
     Reason.EMPTY_PROMPT: "empty prompt",
+    Reason.PARENT_ENDED: "#{parent} has ended",
     Reason.OUTGREW_POOL: "needs {needs:block}, pool has {pool}",
     Reason.STEP_FAILED: "its step failed",
 }
 
 _LONG = {
     Reason.FITS: "it takes {needs:new block} of the {free} free ones",
+    Reason.FORKED: "it is forked from request {parent} and shares its {shared:block}",
     Reason.NO_BLOCKS: "its tokens need {needs:block}, but only {free} can be taken",
     Reason.SEQUENCE_CAP: "{running:request} run already, and the limit is {limit} (max_num_seqs)",
     Reason.TOKEN_BUDGET: (
@@ -57,6 +60,7 @@ _LONG = {
     Reason.NEVER_FITS: "its prompt and one new token need {needs:block}, and the whole pool has {pool}",
     Reason.TOO_LONG: "its prompt has {tokens:token}, and the longest request is {limit} (max_model_len)",
     Reason.EMPTY_PROMPT: "its prompt is empty",
+    Reason.PARENT_ENDED: "it was to be forked from request {parent}, which has ended",
     Reason.OUTGREW_POOL: "alone in the pool it needs {needs:block}, and the whole pool has {pool}",
     Reason.STEP_FAILED: "the step that it was in failed",
 }
@@ -100,6 +104,8 @@ def long(decision: Decision) -> str:
         word = f"is {word}" if decision.kind != DecisionKind.FAILED else word
     cached = decision.numbers.get("cached_tokens", 0)
     prefix = f"; {_Number(cached):token} of it came from the prefix cache" if cached else ""
+    if decision.reason == Reason.FORKED:
+        prefix = f", with {_Number(cached):token}"
     return f"Request {decision.request} {word}: {_fill(_LONG, decision)}{prefix}."
 
 

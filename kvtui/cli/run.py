@@ -93,7 +93,8 @@ def run_command(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of sampling and arrivals.", rich_help_panel=_ENGINE)] = 0,
     workload: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="chat, rag, burst, long, a file, or none.", rich_help_panel=_WORK)
+        str,
+        typer.Option(metavar="NAME|FILE", help="chat, rag, burst, long, fork, a file, or none.", rich_help_panel=_WORK),
     ] = DEFAULT_WORKLOAD,
     rate: Annotated[
         float | None, typer.Option(help="Sessions a second (Poisson) instead of its own times.", rich_help_panel=_WORK)
