@@ -69,6 +69,8 @@ class PagedEngine:
         self.codec = codec
         self.max_model_len = min(config.scheduler.max_model_len, runner.max_model_len)
         self.scheduler = Scheduler(config, max_model_len=self.max_model_len, eos_token_ids=runner.eos_token_ids)
+        if config.scheduler.preemption == "auto" and config.cache.num_cpu_blocks:
+            self.scheduler.preemption_costs = runner.preemption_costs()
         self.on_work: Callable[[], None] | None = None
         self._clock = clock
         self._epoch_ns = clock()
@@ -80,6 +82,7 @@ class PagedEngine:
             model=runner.model_info,
             block_size=config.cache.block_size,
             num_blocks=config.cache.num_blocks,
+            num_cpu_blocks=config.cache.num_cpu_blocks,
             prefix_caching=config.cache.prefix_caching,
             max_num_seqs=config.scheduler.max_num_seqs,
             max_num_batched_tokens=config.scheduler.max_num_batched_tokens,

@@ -51,6 +51,13 @@ class Runner(Protocol):
         """
         ...
 
+    def preemption_costs(self) -> tuple[float, float]:
+        """What the two ways of preemption cost: ns to copy one block to the CPU pool or back; ns to compute one token.
+
+        Asked once, before the first step, and only where there is a CPU pool.
+        """
+        ...
+
     @property
     def last_execute_ns(self) -> int:
         """Duration of the last forward, in ns."""

@@ -18,7 +18,7 @@ import numpy as np
 from engine.config import EngineConfig
 from engine.engine import PagedEngine
 from engine.runner import RunnerError
-from engine.trace.events import ModelInfo
+from engine.trace.events import ModelInfo, Op
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -116,6 +116,7 @@ class SimulatedRunner:
 
     Attributes:
         memory: uint64 [num_blocks * block_size]; 0 is a cell that nobody has written.
+        cpu_memory: The same of the CPU pool.
     """
 
     def __init__(
@@ -138,6 +139,7 @@ class SimulatedRunner:
         """
         self.block_size = config.cache.block_size
         self.memory = np.zeros(config.cache.num_blocks * self.block_size, dtype=np.uint64)
+        self.cpu_memory = np.zeros(config.cache.num_cpu_blocks * self.block_size, dtype=np.uint64)
         self.max_model_len = max_model_len
         self.eos_token_ids = frozenset({EOS_TOKEN_ID})
         self.last_execute_ns = 0
@@ -184,8 +186,18 @@ class SimulatedRunner:
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Move cells as a model's cache would its rows."""
         memory = self.memory.reshape(-1, self.block_size)
-        for _, source, destination in copies:
-            memory[destination] = memory[source]
+        cpu_memory = self.cpu_memory.reshape(-1, self.block_size)
+        for op, source, destination in copies:
+            read, written = memory, memory
+            if op == Op.SWAP_OUT:
+                written = cpu_memory
+            elif op == Op.SWAP_IN:
+                read = cpu_memory
+            written[destination] = read[source]
+
+    def preemption_costs(self) -> tuple[float, float]:
+        """Made up, such that blocks of a few tokens are not worth copying."""
+        return 1500.0, 1000.0 + self._seconds_per_token * 1e9
 
     def forget(self, request_id: int) -> None:
         """Nothing is kept for a request."""

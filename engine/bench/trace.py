@@ -135,6 +135,10 @@ class _ZipfRunner:
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """There is nothing to move."""
 
+    def preemption_costs(self) -> tuple[float, float]:
+        """There is no CPU pool."""
+        return 0.0, 0.0
+
     def forget(self, request_id: int) -> None:
         """Nothing is kept."""
 

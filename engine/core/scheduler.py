@@ -42,6 +42,7 @@ class Scheduler:
         running: By request id, oldest first.
         decisions: What was decided since the caller last emptied it.
         ended: Requests that ended since the caller last emptied it, in that order, each once.
+        preemption_costs: For `auto`: ns to copy a block to the CPU pool or back, and ns to compute a token.
         num_preempted: Of the waiting requests, how many have run before.
         num_preemptions: Since the start.
         prefix_queried_tokens: Prompt tokens of all first admissions.
@@ -59,6 +60,8 @@ class Scheduler:
         self.max_chunk = limits.max_prefill_chunk or limits.max_num_batched_tokens
         self.max_model_len = min(limits.max_model_len, max_model_len or limits.max_model_len)
         self.eos_token_ids = eos_token_ids
+        self.preemption = limits.preemption
+        self.preemption_costs = (0.0, 0.0)
         self.waiting: OrderedDict[int, Request] = OrderedDict()
         self.running: dict[int, Request] = {}
         self.decisions: list[Decision] = []
@@ -196,7 +199,7 @@ class Scheduler:
             budget -= num_new
         budget = self._admit(scheduled, forks, budget)
         self.decisions += self._wait_reasons.others_wait(self.waiting)
-        copies, self.kv.copies = self.kv.copies, []
+        copies, self.kv.pool.copies = self.kv.pool.copies, []
         return SchedulerOutput(scheduled, self.max_num_batched_tokens - budget, copies, forks)
 
     def update(self, output: SchedulerOutput, sampled: Sequence[int | None]) -> list[SampledToken]:
@@ -295,12 +298,15 @@ class Scheduler:
     def _preempt(self, victim: Request, to: Request, needs: int) -> None:
         request_id = victim.request_id
         free = self.kv.pool.num_free
+        swapped = self.kv.swap_out(victim) if self._pays_to_swap(victim) else 0
         released = self.kv.free(request_id)
         numbers = {"needs": needs, "free": free, "released": released}
-        reason = Reason.GAVE_WAY_TO_ITSELF
+        reason = Reason.SWAPPED_OUT_ITSELF if swapped else Reason.GAVE_WAY_TO_ITSELF
         if victim is not to:
-            reason = Reason.GAVE_WAY
+            reason = Reason.SWAPPED_OUT if swapped else Reason.GAVE_WAY
             numbers["to"] = to.request_id
+        if swapped:
+            numbers["swapped"] = swapped
         self.decisions.append(Decision(DecisionKind.PREEMPTED, request_id, reason, numbers))
         self._computed_once[request_id] = max(self._computed_once.get(request_id, 0), victim.num_computed_tokens)
         victim.num_computed_tokens = 0
@@ -312,6 +318,19 @@ class Scheduler:
         self._wait_reasons.order_changed()
         self.num_preempted += 1
         self.num_preemptions += 1
+
+    def _pays_to_swap(self, victim: Request) -> bool:
+        """Whether the victim's blocks are to be copied out, and not computed again.
+
+        `auto` weighs copying every block out and back against computing every token again, at the runner's costs.
+        """
+        if self.kv.cpu is None or self.preemption == "recompute":
+            return False
+        if self.preemption == "swap":
+            return True
+        ns_per_block, ns_per_token = self.preemption_costs
+        computed = victim.num_computed_tokens
+        return 2 * self.kv.num_blocks_for(computed) * ns_per_block < computed * ns_per_token
 
     def _outgrew(self, request: Request, needs: int) -> None:
         pool = self.kv.pool.num_blocks
@@ -341,12 +360,21 @@ class Scheduler:
             known = request.num_tokens
             total = kv.num_blocks_for(known)
             hits = kv.get_computed_blocks(request)
+            offloaded = kv.get_offloaded_blocks(request, len(hits)) if kv.cpu is not None else []
+            swapped = kv.num_swapped_tokens(request) if kv.cpu is not None else 0
             free = pool.num_free
-            if not kv.allocate_slots(request, known, hits):
+            if not kv.allocate_slots(request, known, hits, offloaded):
                 numbers = {"needs": kv.num_free_needed(known, hits), "free": free}
                 self.decisions += self._wait_reasons.head_waits(request, Reason.NO_BLOCKS, numbers)
                 break
-            start = self._start(request, hits, {"needs": total - len(hits), "free": free})
+            numbers = {"needs": total - len(hits), "free": free}
+            start = (len(hits) + len(offloaded)) * kv.block_size
+            if swapped:
+                start = swapped
+                numbers["swapped"] = kv.num_blocks_for(swapped) - len(hits)
+            elif offloaded:
+                numbers["swapped"] = len(offloaded)
+            self._start(request, start, numbers, Reason.SWAPPED_IN if swapped else Reason.FITS)
             num_new = min(known - start, self.max_chunk, budget)
             phase, table = self._phase_of(request, start), kv.block_table(request.request_id)
             if request.forks and start + num_new == known:
@@ -355,10 +383,9 @@ class Scheduler:
             budget -= num_new
         return budget
 
-    def _start(self, request: Request, hits: list[int], numbers: dict[str, int]) -> int:
-        """Move a request that has its blocks from waiting to running; how many of its tokens are computed already."""
+    def _start(self, request: Request, start: int, numbers: dict[str, int], reason: Reason) -> None:
+        """Move a request that has its blocks, and so many computed tokens in them, from waiting to running."""
         request_id = request.request_id
-        start = len(hits) * self.kv.block_size
         resumed = request.status is RequestStatus.PREEMPTED
         del self.waiting[request_id]
         self._wait_reasons.left(request_id)
@@ -371,5 +398,4 @@ class Scheduler:
             self.prefix_queried_tokens += request.num_prompt_tokens
             self.prefix_hit_tokens += start
         kind = DecisionKind.RESUMED if resumed else DecisionKind.ADMITTED
-        self.decisions.append(Decision(kind, request_id, Reason.FITS, numbers | {"cached_tokens": start}))
-        return start
+        self.decisions.append(Decision(kind, request_id, reason, numbers | {"cached_tokens": start}))

@@ -10,18 +10,20 @@ import numpy as np
 import torch
 
 from engine.attention.metadata import PAD_SLOT, AttentionMetadata, positions_of
+from engine.core.scheduler_output import BlockCopy, ScheduledRequest
 from engine.model.sampler import request_seed, sample
+from engine.request import Request, SamplingParams
 from engine.runner import RunnerError
+from engine.trace.events import Op, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from engine.core.scheduler_output import BlockCopy, ScheduledRequest, SchedulerOutput
+    from engine.core.scheduler_output import SchedulerOutput
     from engine.kv_cache import KVCache
     from engine.model.forward import Forward
-    from engine.request import Request
     from engine.trace.events import ModelInfo
 
 
@@ -89,6 +91,33 @@ class ModelRunner:
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Move contents of blocks; see `Runner.copy_blocks`."""
         self.kv_cache.move(copies)
+
+    @torch.inference_mode()
+    def preemption_costs(self) -> tuple[float, float]:
+        """Measured: a few blocks copied out and back, and a short prefill, each the faster of two runs.
+
+        Called before the first request, whose blocks may then be written to.
+        """
+        cache = self.kv_cache
+        assert cache.host is not None
+        blocks = range(min(cache.num_blocks, len(cache.host), 16))
+        there = [BlockCopy(Op.SWAP_OUT, block, block) for block in blocks]
+        back = [BlockCopy(Op.SWAP_IN, block, block) for block in blocks]
+        n = min(64, cache.num_blocks * cache.block_size, self.max_model_len)
+        table = list(range(-(-n // cache.block_size)))
+        probe = Request(-1, "", [0] * n, SamplingParams())
+        share = ScheduledRequest(probe, Phase.PREFILL, 0, n, table)
+        copying = min(self._time(lambda: cache.move(there + back)) for _ in range(2))
+        computing = min(self._time(lambda: self._forward([share], [True])) for _ in range(2))
+        self._tables.forget(probe.request_id)
+        return copying / (2 * len(blocks)), computing / n
+
+    def _time(self, work: Callable[[], object]) -> int:
+        began = time.perf_counter_ns()
+        work()
+        if self.kv_cache.device.type == "cuda":
+            torch.cuda.synchronize(self.kv_cache.device)
+        return time.perf_counter_ns() - began
 
     def forget(self, request_id: int) -> None:
         """Drop the request's seed and its row of the block tables."""

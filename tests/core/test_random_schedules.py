@@ -27,6 +27,7 @@ from engine.trace.invariants import check
 from engine.trace.state import PoolState
 
 if TYPE_CHECKING:
+    from engine.config import Preemption
     from engine.core.scheduler_output import SchedulerOutput
 
 EOS_RATE = 0.03
@@ -111,6 +112,8 @@ class Schedules(RuleBasedStateMachine):
         budget=st.integers(1, 40),
         chunk=st.sampled_from([0, 0, 1, 3, 7]),
         max_model_len=st.integers(8, LONGEST),
+        num_cpu_blocks=st.sampled_from([0, 0, 1, 3, 8, 24]),
+        preemption=st.sampled_from(["swap", "swap", "recompute", "auto"]),
     )
     def start(
         self,
@@ -121,10 +124,14 @@ class Schedules(RuleBasedStateMachine):
         budget: int,
         chunk: int,
         max_model_len: int,
+        num_cpu_blocks: int,
+        preemption: Preemption,
     ) -> None:
         self.config = EngineConfig(
-            cache=CacheConfig(block_size, num_blocks, prefix_caching),
-            scheduler=SchedulerConfig(max_num_seqs, budget, chunk, max_model_len),
+            cache=CacheConfig(block_size, num_blocks, prefix_caching, num_cpu_blocks),
+            scheduler=SchedulerConfig(
+                max_num_seqs, budget, chunk, max_model_len, preemption if num_cpu_blocks else "recompute"
+            ),
         )
         self.runner = FlakyRunner(self.config, eos_rate=EOS_RATE)
         self.engine = PagedEngine(self.config, self.runner, SimulatedCodec())
@@ -285,6 +292,8 @@ class Schedules(RuleBasedStateMachine):
         assert [block.block_hash is not None for block in pool.blocks] == (state.key != 0).tolist()
         idle = [block for block in range(pool.num_blocks) if state.refs[block] == 0]
         assert [block.block_id for block in pool.free_queue] == sorted(idle, key=lambda b: int(state.free_order[b]))
+        if scheduler.kv.cpu is not None:
+            assert state.cpu_used == scheduler.kv.cpu.num_used
         for number, request in scheduler.running.items():
             assert state.requests[number].table == scheduler.kv.block_table(number)
             assert state.requests[number].num_computed == request.num_computed_tokens < request.num_tokens
@@ -315,10 +324,12 @@ class Schedules(RuleBasedStateMachine):
         assert self.ends.keys() == self.asked.keys(), "some request never ended"
         pool = self.engine.scheduler.kv.pool
         assert (pool.num_used, pool.num_free) == (0, pool.num_blocks)
+        if self.state is not None:
+            assert not (self.state.cpu_owner >= 0).any(), "somebody who has ended is still swapped out"
         # Nothing is kept for requests that are gone.
         scheduler = self.engine.scheduler
         for keeper in (self.engine, scheduler, scheduler.kv, scheduler._wait_reasons):
-            kept = {name: value for name, value in vars(keeper).items() if isinstance(value, dict | list) and value}
+            kept = {name: value for name, value in vars(keeper).items() if isinstance(value, dict | list | set) and value}
             assert kept == {}, f"{type(keeper).__name__} keeps {kept}"
 
 
