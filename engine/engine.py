@@ -143,8 +143,8 @@ class PagedEngine:
     ) -> int:
         """Split a live request: another one goes on from the tokens that it has when the next step begins.
 
-        Those tokens, prompt and output, are the fork's prompt. Where the request runs, they are not computed again: both
-        share its blocks, and the last, partly filled one is copied when one of them writes to it. Where it has ended by
+        Those tokens, prompt and output, are the fork's prompt. Where the request runs, they are not computed again:
+        both share its blocks, and the last, partly filled one is copied when one of them writes to it. Where it has ended by
         then, the fork comes back with `FinishReason.REFUSED`.
 
         Args:

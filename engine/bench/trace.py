@@ -14,7 +14,6 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +30,8 @@ from engine.trace.recording import RecordingWriter
 from engine.trace.state import PoolState
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from engine.core.scheduler_output import BlockCopy, SchedulerOutput
 
 VOCABULARY = 49_152

@@ -44,7 +44,8 @@ class Op(enum.IntEnum):
     SWAP_IN = 8
     """(cpu_block, block, request): content moved back; the CPU block is free then."""
     DROP = 9
-    """(cpu_block, request, key): a content in the CPU pool is let go, a request's or, with NO_REQUEST, an offloaded one."""
+    """(cpu_block, request, key): a content in the CPU pool is let go, a request's or, with NO_REQUEST, an offloaded
+    one."""
 
 
 class BlockOp(NamedTuple):

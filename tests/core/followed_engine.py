@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.engine import PagedEngine
-from engine.request import RequestOutput, SamplingParams
 from engine.simulated import SimulatedCodec, SimulatedRunner
 from engine.trace.events import BlockOp, Decision, Header, Op, StepTrace, TraceMessage
 from engine.trace.invariants import check
 from engine.trace.state import PoolState
+
+if TYPE_CHECKING:
+    from engine.request import RequestOutput, SamplingParams
 
 ALONE = EngineConfig(cache=CacheConfig(64, 8, prefix_caching=False))
 

@@ -329,7 +329,7 @@ class Schedules(RuleBasedStateMachine):
         # Nothing is kept for requests that are gone.
         scheduler = self.engine.scheduler
         for keeper in (self.engine, scheduler, scheduler.kv, scheduler._wait_reasons):
-            kept = {name: value for name, value in vars(keeper).items() if isinstance(value, dict | list | set) and value}
+            kept = {name: held for name, held in vars(keeper).items() if isinstance(held, dict | list | set) and held}
             assert kept == {}, f"{type(keeper).__name__} keeps {kept}"
 
 
