@@ -144,8 +144,8 @@ class PagedEngine:
         """Split a live request: another one goes on from the tokens that it has when the next step begins.
 
         Those tokens, prompt and output, are the fork's prompt. Where the request runs, they are not computed again:
-        both share its blocks, and the last, partly filled one is copied when one of them writes to it. Where it has ended by
-        then, the fork comes back with `FinishReason.REFUSED`.
+        both share its blocks, and the last, partly filled one is copied when one of them writes to it. Where it has
+        ended by then, the fork comes back with `FinishReason.REFUSED`.
 
         Args:
             request_id: The request; for a choice other than the first of several, that one's own number.

@@ -1,4 +1,7 @@
-"""The dashboard: pulls a source at its own frame rate and hands the panels what to draw."""
+"""The dashboard: pulls a source at its own frame rate and hands the panels what to draw.
+
+Overlays are imported when they are opened: the first picture does not wait for them.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,6 @@ from kvtui.history import History
 from kvtui.pace import Pace
 from kvtui.paint import Painter
 from kvtui.palette import Palette, ThemeError, load_palettes
-from kvtui.screens.find import FindScreen, find
-from kvtui.screens.help import HelpScreen
 from kvtui.screens.main import MainScreen
 from kvtui.terminal import driver_for, drop_pending_writes, pending_writes, terminal_problem
 from kvtui.themes import PREFIX, Colorless, PlainScrollBar, textual_theme, variables_of
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
 SPEEDS = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0, 16.0)
 
 _KEY_NAMES = {"right_square_bracket": "]", "left_square_bracket": "[", "slash": "/", "question_mark": "?"}
+
+_SETTLED_SECONDS = 1.5
+"""After the start: the first picture must not wait for it."""
 
 STUCK_SECONDS = 0.8
 """How long a quit waits for the engine to come out of a step."""
@@ -183,9 +187,8 @@ class KvtuiApp(App[None]):
         self.screen.set_class(self.glyphs.ascii, "-ascii")
         if not self.is_headless:
             self._handle_signals()
-        gc.collect()
-        gc.freeze()
         self.set_interval(self._pace.tick_seconds, self.tick)
+        self.set_timer(_SETTLED_SECONDS, _freeze_garbage)
 
     def _handle_signals(self) -> None:
         import asyncio
@@ -396,6 +399,7 @@ class KvtuiApp(App[None]):
 
     def action_find(self) -> None:
         """Ask what to find, and select it."""
+        from kvtui.screens.find import FindScreen, find
 
         def answer(query: str | None) -> None:
             if not query:
@@ -412,6 +416,8 @@ class KvtuiApp(App[None]):
 
     def action_help(self) -> None:
         """Explain the screen."""
+        from kvtui.screens.help import HelpScreen
+
         self.push_screen(HelpScreen(self.palette, self.glyphs, self.source.header.block_size))
 
     def action_copy(self) -> None:
@@ -442,6 +448,12 @@ class KvtuiApp(App[None]):
         self._pace.hurry()
         self._changed = True
         self.tick()
+
+
+def _freeze_garbage() -> None:
+    """Take what exists by now out of the collector's sight: a full collection in the middle of a frame can be seen."""
+    gc.collect()
+    gc.freeze()
 
 
 def _shown(keys: str) -> str:

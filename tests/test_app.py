@@ -156,8 +156,7 @@ async def test_every_key_is_harmless_with_nothing_to_show(size, when) -> None:
         assert not live.engine.has_work
     async with live.app.run_test(size=size) as pilot:
         await frame(pilot)
-        for key in KEYS:
-            await pilot.press(key)
+        await pilot.press(*KEYS)
         await frame(pilot)
         screen_lines(live.app)
         assert live.app.is_running
@@ -169,8 +168,7 @@ async def test_every_key_is_harmless_in_a_recording_without_steps(tmp_path) -> N
     with Recording.open(tmp_path / "empty.mcap") as recording:
         app = KvtuiApp(RecordingSource(recording), theme="dark")
         async with app.run_test(size=(120, 34)) as pilot:
-            for key in KEYS:
-                await pilot.press(key)
+            await pilot.press(*KEYS)
             await frame(pilot)
             screen_lines(app)
 

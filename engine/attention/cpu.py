@@ -24,6 +24,7 @@ import platformdirs
 import torch
 
 from engine.attention import cpu_threads
+from engine.attention.cpu_pages import advise_large_pages
 from engine.attention.cpu_params import (
     ATTEND,
     ATTEND_AND_WRITE,
@@ -31,6 +32,7 @@ from engine.attention.cpu_params import (
     MAX_ROWS,
     NUM_COUNTERS,
     PARAMS,
+    STEP,
     TILE_ROWS,
     WRITE,
     scratch_floats,
@@ -128,78 +130,94 @@ def cache_dir() -> Path:
     return Path(root) / "numba" / digest.hexdigest()[:12]
 
 
+class _Workspace(threading.local):
+    """What a thread that calls attention keeps: memory for the workers, and the plan of the step that it is in."""
+
+    def __init__(self) -> None:
+        self.plan: _Plan | None = None
+        self.scratch = np.empty(0, np.float32)
+        self.record = np.zeros(PARAMS.itemsize, np.uint8)
+        counters = np.zeros(2 * NUM_COUNTERS, np.int64)
+        first = -(counters.ctypes.data // 8) % NUM_COUNTERS
+        self.counters = counters[first : first + NUM_COUNTERS]
+        self.addresses = self.record.ctypes.data, self.counters.ctypes.data
+
+    def scratch_address(self, num_floats: int) -> int:
+        """Address of that much memory, valid until more is asked for."""
+        if len(self.scratch) < num_floats:
+            self.scratch = np.empty(num_floats, np.float32)
+        return int(self.scratch.ctypes.data)
+
+
+_workspace = _Workspace()
+
+
 class _Plan:
-    """What every layer of one step shares: the items of work, the threads' scratch, most of the record."""
+    """What every layer of one step shares: the items of work and most of the record.
+
+    Attributes:
+        metadata: Of the step.
+        num_heads: Query heads.
+        layout: Shapes, strides and types that were found to fit.
+        layer_stride: Of the cache, in elements.
+    """
 
     def __init__(self, metadata: AttentionMetadata, num_heads: int) -> None:
         cache = metadata.kv_cache
-        _check(metadata, num_heads)
+        _check_step(metadata, num_heads)
+        advise_large_pages(cache)
         compiled = _compiled(cache.dtype)
         self.metadata = metadata
         self.num_heads = num_heads
+        self.layout: tuple[object, ...] = ()
         self.layer_stride = cache.data.stride(1)
         group = num_heads // cache.num_kv_heads
         width = -(-cache.head_dim // compiled.lanes) * compiled.lanes
-        self._seq, self._start, self._len, costs = _items(metadata, max(1, MAX_ROWS // group))
-        num_items = len(self._seq)
-        work = int(costs.sum()) * num_heads * cache.head_dim
-        num_threads = torch.get_num_threads() if work > _SERIAL_WORK else 1
+        queries = min(metadata.max_query_len, max(1, MAX_ROWS // group))
+        self._items, cost = _items(metadata, max(1, queries))
+        num_items = len(self._items)
+        num_threads = torch.get_num_threads() if cost * num_heads * cache.head_dim > _SERIAL_WORK else 1
         # All heads of a block lie side by side, so one thread takes them together unless others would have nothing.
         together = num_items >= 4 * num_threads
-        max_rows = -(-group * int(self._len.max(initial=1)) // TILE_ROWS) * TILE_ROWS
+        max_rows = -(-group * queries // TILE_ROWS) * TILE_ROWS
         stride = -(-scratch_floats(max_rows, width) // 16) * 16
-        self._counters = np.zeros(NUM_COUNTERS + 8, np.int64)
-        aligned = -(-self._counters.ctypes.data // 64) * 64
-        self._scratch = np.empty(num_threads * stride, np.float32)
-        record = np.zeros(1, PARAMS)
-        for name, number in {
-            "counters": aligned,
-            "cache": cache.data.data_ptr(),
-            "slot_mapping": metadata.host_slot_mapping.ctypes.data,
-            "block_table": metadata.host_block_table.ctypes.data,
-            "seq_lens": metadata.host_seq_lens.ctypes.data,
-            "query_start_loc": metadata.host_query_start_loc.ctypes.data,
-            "item_seq": self._seq.ctypes.data,
-            "item_start": self._start.ctypes.data,
-            "item_len": self._len.ctypes.data,
-            "scratch": self._scratch.ctypes.data,
-            "num_tokens": metadata.num_tokens,
-            "num_items": num_items,
-            "heads_per_item": cache.num_kv_heads if together else 1,
-            "block_stride": cache.data.stride(0),
-            "block_size": cache.block_size,
-            "table_stride": metadata.host_block_table.shape[1],
-            "head_dim": cache.head_dim,
-            "width": width,
-            "group": group,
-            "num_kv_heads": cache.num_kv_heads,
-            "scratch_stride": stride,
-            "max_rows": max_rows,
-        }.items():
-            record[name] = number
-        self._record = record.view(np.uint8).data
-        self._address = int(record.ctypes.data)
-        first = (aligned - self._counters.ctypes.data) // 8
-        self._shared = self._counters[first : first + NUM_COUNTERS]
+        self._record = _workspace.record.data
+        self._address, counters = _workspace.addresses
+        self._counters = _workspace.counters
+        STEP.pack_into(
+            self._record,
+            CALL.size,
+            counters,
+            _workspace.scratch_address(num_threads * stride),
+            cache.data.data_ptr(),
+            metadata.query_start_loc.data_ptr(),
+            metadata.seq_lens.data_ptr(),
+            metadata.block_table.data_ptr(),
+            metadata.slot_mapping.data_ptr(),
+            self._items.ctypes.data,
+            metadata.num_tokens,
+            num_items,
+            cache.num_kv_heads if together else 1,
+            cache.data.stride(0),
+            cache.block_size,
+            metadata.block_table.shape[1],
+            cache.head_dim,
+            width,
+            group,
+            cache.num_kv_heads,
+            stride,
+            max_rows,
+        )
         self._launch = cpu_threads.launcher(compiled.address, num_threads)
-        most = int(np.bincount(self._seq).max(initial=0))
-        self._phases = (ATTEND_AND_WRITE,) if most <= 1 else (WRITE, ATTEND)
+        alone = metadata.max_query_len <= queries
+        self._phases = (ATTEND_AND_WRITE,) if alone else (WRITE, ATTEND)
 
     def run(self, *call: float) -> None:
         """Do one layer; what is given is `OF_CALL` without the phase, then the floats."""
         for phase in self._phases:
             CALL.pack_into(self._record, 0, phase, *call)
-            self._shared.fill(0)
+            self._counters.fill(0)
             self._launch(self._address)
-
-
-class _State(threading.local):
-    """The plan of the step that this thread is in: layers of one step share their metadata."""
-
-    plan: _Plan | None = None
-
-
-_state = _State()
 
 
 def paged_attention(
@@ -219,15 +237,22 @@ def paged_attention(
     Raises:
         ValueError: Shapes, element types or block ids that do not fit the cache.
     """
-    plan = _state.plan
-    num_heads = query.shape[1]
-    if plan is None or plan.metadata is not metadata or plan.num_heads != num_heads:
-        plan = _state.plan = _Plan(metadata, num_heads)
-    _check_call(query, key, value, layer, metadata)
-    query, key, value = _dense(query), _dense(key), _dense(value)
+    shape, dtype = query.shape, query.dtype
+    plan = _workspace.plan
+    if plan is None or plan.metadata is not metadata or plan.num_heads != shape[1]:
+        plan = _workspace.plan = _Plan(metadata, shape[1])
+    strides = query.stride(), key.stride(), value.stride()
+    layout = shape, key.shape, value.shape, strides, dtype, key.dtype, value.dtype
+    if layout != plan.layout:
+        _check_call(query, key, value, metadata)
+        plan.layout = layout
+    if not 0 <= layer < metadata.kv_cache.num_layers:
+        raise ValueError(f"layer {layer} is outside the cache's {metadata.kv_cache.num_layers} layers")
+    if not strides[0][2] == strides[1][2] == strides[2][2] == 1:
+        query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+        strides = query.stride(), key.stride(), value.stride()
     # float16 leaves the worker as float32: rounding to it is torch's.
-    out_dtype = torch.float32 if query.dtype == torch.float16 else query.dtype
-    out = torch.empty(query.shape, dtype=out_dtype)
+    out = torch.empty(shape, dtype=torch.float32 if dtype == torch.float16 else dtype)
     if sinks is not None:
         sinks = sinks.detach().to(torch.float32).contiguous()
     plan.run(
@@ -236,47 +261,41 @@ def paged_attention(
         value.data_ptr(),
         out.data_ptr(),
         0 if sinks is None else sinks.data_ptr(),
-        *query.stride()[:2],
-        *key.stride()[:2],
-        *value.stride()[:2],
+        strides[0][0],
+        strides[0][1],
+        strides[1][0],
+        strides[1][1],
+        strides[2][0],
+        strides[2][1],
         layer * plan.layer_stride,
         sliding_window or 0,
         scale,
         softcap or 0.0,
     )
-    return out if out_dtype == query.dtype else out.to(query.dtype)
+    return out if out.dtype == dtype else out.to(dtype)
 
 
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.stride(2) == 1 else tensor.contiguous()
-
-
-def _items(
-    metadata: AttentionMetadata, queries: int
-) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]:
+def _items(metadata: AttentionMetadata, queries: int) -> tuple[NDArray[np.int32], int]:
     """Cut the batch into items of at most `queries` rows of one sequence, the most costly first.
 
     Returns:
-        For each item its sequence, its first row in the batch, its number of rows, and its cost in scores per head.
+        int32 `[n, 3]`, of each item its sequence, its first row in the batch and its number of rows; and the cost of
+        all in scores per head.
     """
     starts = metadata.host_query_start_loc
     lens = np.diff(starts)
     counts = -(-lens // queries)
-    seq = np.repeat(np.arange(len(lens), dtype=np.int32), counts)
-    nth = np.arange(len(seq), dtype=np.int32) - np.repeat(np.cumsum(counts, dtype=np.int32) - counts, counts)
-    start = starts[seq] + nth * np.int32(queries)
-    length = np.minimum(np.int32(queries), starts[seq + 1] - start)
-    cost = (metadata.host_seq_lens[seq] - starts[seq + 1] + start + length).astype(np.int64) * length
+    seq = np.repeat(np.arange(len(lens)), counts)
+    nth = np.arange(len(seq)) - np.repeat(np.cumsum(counts) - counts, counts)
+    start = starts[seq] + nth * queries
+    ends = starts[seq + 1]
+    length = np.minimum(queries, ends - start)
+    cost = (metadata.host_seq_lens[seq] - ends + start + length) * length
     order = np.argsort(-cost, kind="stable")
-    return (
-        seq[order],
-        np.ascontiguousarray(start[order], dtype=np.int32),
-        np.ascontiguousarray(length[order], dtype=np.int32),
-        cost[order],
-    )
+    return np.stack((seq, start, length), axis=1)[order].astype(np.int32), int(cost.sum())
 
 
-def _check(metadata: AttentionMetadata, num_heads: int) -> None:
+def _check_step(metadata: AttentionMetadata, num_heads: int) -> None:
     """Refuse a batch that would make compiled code touch memory outside the cache; once a step."""
     cache = metadata.kv_cache
     if cache.device.type != "cpu":
@@ -305,9 +324,7 @@ def _check(metadata: AttentionMetadata, num_heads: int) -> None:
         raise ValueError(f"the slot mapping does not fit {metadata.num_tokens} rows and {cache.num_blocks} blocks")
 
 
-def _check_call(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: int, metadata: AttentionMetadata
-) -> None:
+def _check_call(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, metadata: AttentionMetadata) -> None:
     cache = metadata.kv_cache
     kv_shape = (query.shape[0], cache.num_kv_heads, cache.head_dim)
     if query.shape[0] < metadata.num_tokens or query.shape[2] != cache.head_dim:
@@ -316,5 +333,3 @@ def _check_call(
         raise ValueError(f"keys {list(key.shape)} and values {list(value.shape)} are to be {list(kv_shape)}")
     if not query.dtype == key.dtype == value.dtype == cache.dtype:
         raise ValueError(f"queries, keys and values are to be {cache.dtype} like the cache, not {query.dtype}")
-    if not 0 <= layer < cache.num_layers:
-        raise ValueError(f"layer {layer} is outside the cache's {cache.num_layers} layers")

@@ -238,21 +238,17 @@ def make_worker(tag: Any) -> Any:
                 _write(p, size, first_row, min(first_row + WRITE_ROWS, p.num_tokens), 0, p.num_kv_heads)
 
         scratch = p.scratch + fetch_add(p.counters + SLOT, 1) * p.scratch_stride * 4
-        item_seq = carray(pointer_to(p.item_seq), p.num_items, np.int32)
-        item_start = carray(pointer_to(p.item_start), p.num_items, np.int32)
-        item_len = carray(pointer_to(p.item_len), p.num_items, np.int32)
+        items = carray(pointer_to(p.items), (p.num_items, 3), np.int32)
         head_groups = p.num_kv_heads // p.heads_per_item
         while True:
             ticket = fetch_add(p.counters + CURSOR, 1)
             if ticket >= p.num_items * head_groups:
                 return
-            item = ticket // head_groups
-            seq = np.int64(item_seq[item])
+            item = items[ticket // head_groups]
+            seq, first_row, num_queries = np.int64(item[0]), np.int64(item[1]), np.int64(item[2])
             starts = carray(pointer_to(p.query_start_loc), seq + 2, np.int32)
             seq_len = np.int64(carray(pointer_to(p.seq_lens), seq + 1, np.int32)[seq])
             table = carray(pointer_to(p.block_table + seq * p.table_stride * 4), p.table_stride, np.int32)
-            first_row = np.int64(item_start[item])
-            num_queries = np.int64(item_len[item])
             first_pos = seq_len - starts[seq + 1] + first_row
             first_head = (ticket % head_groups) * p.heads_per_item
             last_head = first_head + p.heads_per_item

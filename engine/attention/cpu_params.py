@@ -52,15 +52,13 @@ OF_CALL = (
 
 OF_STEP = (
     "counters",
-    "cache",
-    "slot_mapping",
-    "block_table",
-    "seq_lens",
-    "query_start_loc",
-    "item_seq",
-    "item_start",
-    "item_len",
     "scratch",
+    "cache",
+    "query_start_loc",
+    "seq_lens",
+    "block_table",
+    "slot_mapping",
+    "items",
     "num_tokens",
     "num_items",
     "heads_per_item",
@@ -84,10 +82,13 @@ PARAMS = np.dtype(
     + [(name, np.int64) for name in OF_STEP]
 )
 """The record. Strides and offsets are in elements; `width` is head_dim rounded up to whole vectors; 0 stands for no
-sinks, no window and no soft cap."""
+sinks, no window and no soft cap; `items` is int32 `[num_items, 3]`: sequence, first row, number of rows."""
 
 CALL = struct.Struct(f"={len(OF_CALL)}q{len(_FLOATS)}f")
 """How the front of the record is packed, in one go: setting fields one by one would take longer than a small batch."""
+
+STEP = struct.Struct(f"={len(OF_STEP)}q")
+"""How the rest is."""
 
 
 def scratch_floats(max_rows: int, width: int) -> int:

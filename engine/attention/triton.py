@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 INTERPRETED = not isinstance(triton_kernels.attention_kernel, JITFunction)
 """Whether Triton's interpreter runs the kernels on the CPU (TRITON_INTERPRET=1 when triton was imported)."""
 
+_LARGEST_PAGE = 128
+"""Blocks up to this size are pages: a batch whose sequences all fit into one compiles nothing of its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class TritonAttention:
@@ -100,6 +103,7 @@ class TritonAttention:
         target = _target(query.device, self.num_processors)
         group = num_heads // cache.num_kv_heads
         quantised = _kind(cache, target) != triton_cache.PLAIN.value
+        paged = _paged(metadata)
         options = _Options(
             target=target,
             scale=scale,
@@ -114,7 +118,12 @@ class TritonAttention:
         with _on(query):
             if num_decodes:
                 tile = self.decode or decode_tile(
-                    target, group=group, head_dim=head_dim, itemsize=query.element_size(), quantised=quantised
+                    target,
+                    group=group,
+                    head_dim=head_dim,
+                    itemsize=query.element_size(),
+                    quantised=quantised,
+                    paged=paged,
                 )
                 reach = min(max_keys, options.window) if options.window else max_keys
                 split_keys, num_splits = decode_splits(reach, _multiple(self.decode_split_keys, tile.block_n))
@@ -125,7 +134,12 @@ class TritonAttention:
                 )  # fmt: skip
             if num_prefills:
                 tile = self.prefill or prefill_tile(
-                    target, group=group, head_dim=head_dim, itemsize=query.element_size(), quantised=quantised
+                    target,
+                    group=group,
+                    head_dim=head_dim,
+                    itemsize=query.element_size(),
+                    quantised=quantised,
+                    paged=paged,
                 )
                 # A bound that needs no lengths: each sequence wastes less than one tile.
                 block_q = tile.block_m // group
@@ -259,7 +273,7 @@ def _launch(
             softcap=options.softcap is not None,
             sinks=options.sinks is not None,
             kind=options.kind,
-            paged=metadata.block_table.shape[1] > 1,
+            paged=_paged(metadata),
             decode=decode,
             split=split,
             precision="ieee" if INTERPRETED else precision(options.target, query.element_size()),
@@ -295,6 +309,11 @@ def _on(tensor: torch.Tensor) -> contextlib.AbstractContextManager[None]:
 
 def _multiple(n: int, of: int) -> int:
     return -(-n // of) * of
+
+
+def _paged(metadata: AttentionMetadata) -> bool:
+    """Whether the table is looked up per key; not where one large block holds a whole sequence."""
+    return metadata.block_table.shape[1] > 1 or metadata.block_size <= _LARGEST_PAGE
 
 
 @functools.lru_cache(maxsize=64)

@@ -56,7 +56,9 @@ def padded(n: int, least: int = 16) -> int:
     return max(least, 1 << (n - 1).bit_length())
 
 
-def decode_tile(target: Target, *, group: int, head_dim: int, itemsize: int, quantised: bool) -> Tile:
+def decode_tile(
+    target: Target, *, group: int, head_dim: int, itemsize: int, quantised: bool, paged: bool = True
+) -> Tile:
     """The cut for one query row per sequence.
 
     Args:
@@ -65,21 +67,25 @@ def decode_tile(target: Target, *, group: int, head_dim: int, itemsize: int, qua
         head_dim: Size of one head.
         itemsize: Bytes of one query element.
         quantised: Whether the cache's codes are converted in the kernel, in registers.
+        paged: Whether keys are found through a block table. The pipeline then spends a stage on the table, so that
+            one stage less without it keeps as many keys in flight.
     """
     block_m = padded(group)
     width = padded(head_dim) * itemsize  # bytes of one key
     if block_m > 16:
         # Many heads share one KV head: the work is a prefill's.
-        tile = prefill_tile(target, group=group, head_dim=head_dim, itemsize=itemsize, quantised=quantised)
+        tile = prefill_tile(target, group=group, head_dim=head_dim, itemsize=itemsize, quantised=quantised, paged=paged)
         return Tile(block_m, min(tile.block_n, 32), tile.num_warps, tile.num_stages)
     if width > 512:
         return Tile(block_m, 16, 8, 2)
     if width > 256 or target.backend == "hip":
         return Tile(block_m, 32, 4, 2)
-    return Tile(block_m, 64, 4, 4)
+    return Tile(block_m, 64, 4, 3 if paged else 2)
 
 
-def prefill_tile(target: Target, *, group: int, head_dim: int, itemsize: int, quantised: bool) -> Tile:
+def prefill_tile(
+    target: Target, *, group: int, head_dim: int, itemsize: int, quantised: bool, paged: bool = True
+) -> Tile:
     """The cut for many query rows per sequence; the arguments are those of `decode_tile`."""
     width = padded(head_dim) * itemsize
     if width > 512:
@@ -95,6 +101,8 @@ def prefill_tile(target: Target, *, group: int, head_dim: int, itemsize: int, qu
         tile = Tile(128, 64, 8, 3)
     block_m = max(tile.block_m, padded(group))
     if target.backend == "hip":
+        return Tile(block_m, min(tile.block_n, 32), tile.num_warps, 2)
+    if not paged:
         return Tile(block_m, min(tile.block_n, 32), tile.num_warps, 2)
     return Tile(block_m, tile.block_n, tile.num_warps, tile.num_stages)
 

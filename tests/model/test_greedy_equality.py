@@ -60,6 +60,16 @@ def test_a_small_token_budget_mixes_chunks_with_decodes_and_changes_nothing(fami
     assert run(engine, prompts, GREEDY) == expected_all(family, prompts)
 
 
+@pytest.mark.parametrize(("block_size", "chunk", "fuse"), [(3, 7, True), (16, 0, False)])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_equal_generate_through_the_compiled_attention(
+    family: str, block_size: int, chunk: int, fuse: bool
+) -> None:
+    prompts = [prompt_of(n) for n in LENGTHS]
+    engine = engine_over(shared_model(family), block_size=block_size, chunk=chunk, fuse=fuse, attention="cpu")
+    assert run(engine, prompts, GREEDY) == expected_all(family, prompts)
+
+
 @pytest.mark.parametrize("block_size", [1, 3, 16])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_prefix_hit_gives_the_same_tokens(family: str, block_size: int) -> None:
@@ -105,7 +115,7 @@ def test_preemption_in_mid_decode_changes_no_token(family: str, prefix_caching: 
 
     computed: dict[int, int] = {}
     engine.add_sink(watch)
-    for first in range(5, 9):
+    for first in range(5, 10):
         for second in range(5, 9):
             prompts = [prompt_of(first, seed=3), prompt_of(second, seed=4)]
             got = run(engine, prompts, SamplingParams(max_tokens=new_tokens))

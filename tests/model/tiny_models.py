@@ -17,7 +17,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from engine.attention.reference import paged_attention
+from engine.attention.choice import choose_attention
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.engine import PagedEngine
 from engine.model.load import make_runner
@@ -113,6 +113,7 @@ def engine_over(
     fuse: bool = True,
     seed: int = 0,
     codec: TextCodec | None = None,
+    attention: str = "reference",
 ) -> PagedEngine:
     """An engine over a model and a cache that holds NaN wherever nothing was written."""
     config = EngineConfig(
@@ -129,8 +130,8 @@ def engine_over(
         model,
         config,
         name="tiny",
-        attention=paged_attention,
-        attention_name="reference",
+        attention=choose_attention(attention, torch.device("cpu"))[1],
+        attention_name=attention,
         fuse=fuse,
         poison=True,
     )

@@ -226,11 +226,9 @@ async def test_zooming_in_scrolls_and_zooming_out_aggregates() -> None:
     grid = BlockGrid()
     async with shown(grid, session.view(), 40, 6) as pilot:
         grid.focus()
-        for _ in range(12):
-            await pilot.press("minus")
+        await pilot.press(*["minus"] * 12)
         assert grid.blocks_per_cell > 1
-        for _ in range(24):
-            await pilot.press("plus")
+        await pilot.press(*["plus"] * 24)
         assert grid.blocks_per_cell == 1
         assert grid._layout_now.level.cell == 3
         await pilot.pause()

@@ -81,12 +81,10 @@ async def test_the_end_of_the_output_is_in_sight_and_one_can_scroll_back_to_its_
         assert "output" in text(panel)
         panel.focus()
         await pilot.pause()
-        for _ in range(12):
-            await pilot.press("pageup")
+        await pilot.press(*["pageup"] * 12)
         assert words[0] in text(panel)
         assert "question" in text(panel)
-        for _ in range(12):
-            await pilot.press("pagedown")
+        await pilot.press(*["pagedown"] * 12)
         assert words[-1] in text(panel)
 
 
