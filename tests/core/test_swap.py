@@ -54,7 +54,9 @@ def test_what_was_swapped_out_is_not_computed_again():
     (gone,) = preemptions(followed)
     (back,) = [d for d in followed.decisions if d.kind == DecisionKind.RESUMED]
     assert gone.reason == Reason.SWAPPED_OUT_ITSELF
-    assert gone.numbers["swapped"] == followed.count(Op.SWAP_OUT) == followed.count(Op.SWAP_IN) == back.numbers["swapped"]
+    assert (
+        gone.numbers["swapped"] == followed.count(Op.SWAP_OUT) == followed.count(Op.SWAP_IN) == back.numbers["swapped"]
+    )
     assert "swapped out 3 blocks" in short(gone)
     assert "3 blocks were swapped out to the CPU pool" in long(gone)
     assert "swapped in 3 blocks" in short(back)
@@ -125,7 +127,8 @@ def test_aborting_a_swapped_request_empties_its_cpu_blocks():
 
 
 @pytest.mark.parametrize(
-    ("ns_per_block", "ns_per_token", "reason"), [(10.0, 100.0, Reason.SWAPPED_OUT_ITSELF), (1000.0, 1.0, Reason.GAVE_WAY_TO_ITSELF)]
+    ("ns_per_block", "ns_per_token", "reason"),
+    [(10.0, 100.0, Reason.SWAPPED_OUT_ITSELF), (1000.0, 1.0, Reason.GAVE_WAY_TO_ITSELF)],
 )
 def test_auto_takes_what_costs_less(ns_per_block: float, ns_per_token: float, reason: Reason):
     followed = Followed(config_of(4, 7, num_cpu_blocks=8, preemption="auto", prefix_caching=False))

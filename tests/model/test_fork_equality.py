@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from test_greedy_equality import expected, prompt_of
-from tiny_models import Results, engine_over, shared_model
+from tiny_models import engine_over, run, shared_model
 
 from engine.request import SamplingParams
 
@@ -44,11 +44,8 @@ def test_drawn_choices_equal_requests_with_their_seeds() -> None:
     while engine.has_work:
         for output in engine.step():
             together.setdefault(output.index, []).extend(output.token_ids)
-    for index, tokens in together.items():
-        results = Results()
-        alone = engine_over(shared_model("llama"), block_size=16)
-        request = alone.add_request(prompt, replace(params, seed=11 + index))
-        while alone.has_work:
-            results.take(alone.step())
-        assert results.tokens[request] == tokens
+    each = [replace(params, seed=11 + index) for index in range(4)]
+    assert run(engine_over(shared_model("llama"), block_size=16), [prompt] * 4, each) == [
+        together[index] for index in range(4)
+    ]
     assert len({tuple(tokens) for tokens in together.values()}) == 4
