@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
 from textual.binding import Binding
 
 from engine.request import RequestStatus

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 from test_greedy_equality import expected_all, prompt_of
 from tiny_models import engine_over, run, shared_model
 
-from engine.config import Preemption
 from engine.core.scheduler_output import BlockCopy
 from engine.kv_cache import KVCache
 from engine.request import SamplingParams
 from engine.trace.events import Op, StepTrace
+
+if TYPE_CHECKING:
+    from engine.config import Preemption
 
 GREEDY = SamplingParams(max_tokens=9)
 
