@@ -6,6 +6,8 @@ import whether kernels are interpreted. By hand:
     TRITON_INTERPRET=1 python -m pytest tests/attention/interpreted_triton.py
 """
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -247,6 +249,8 @@ def test_padding_is_neither_read_nor_written():
         slot_mapping=np.concatenate([real.host_slot_mapping, np.full(3, PAD_SLOT)]),
         kv_cache=case.cache,
     )
+    # And the grid is laid out once, for the longest sequence that may ever come.
+    padded = dataclasses.replace(padded, max_seq_len=200)
     rows = [torch.cat([t, torch.full((3, *t.shape[1:]), float("nan"))]) for t in (case.query, case.key, case.value)]
     before = case.cache.data.clone()
     out = TritonAttention(**SMALL)(*rows, 1, padded, scale=0.125)

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from engine.config import Preemption
     from engine.runner import TextCodec
 
+# Two threads that wait for each other at every small operation are slower than one, and far slower on a busy machine.
+torch.set_num_threads(1)
+
 VOCAB = 131
 _SHAPE = {
     "vocab_size": VOCAB,
