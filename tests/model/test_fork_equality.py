@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from test_greedy_equality import expected, prompt_of
+from test_greedy_equality import GREEDY, expected, prompt_of
 from tiny_models import engine_over, run, shared_model
 
 from engine.request import SamplingParams
-
-GREEDY = SamplingParams(max_tokens=9)
 
 
 @pytest.mark.parametrize("block_size", [3, 16])

@@ -6,18 +6,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from test_greedy_equality import expected_all, prompt_of
+from test_greedy_equality import GREEDY, expected_all, prompt_of
 from tiny_models import engine_over, run, shared_model
 
 from engine.core.scheduler_output import BlockCopy
 from engine.kv_cache import KVCache
-from engine.request import SamplingParams
 from engine.trace.events import Op, StepTrace
 
 if TYPE_CHECKING:
     from engine.config import Preemption
-
-GREEDY = SamplingParams(max_tokens=9)
 
 
 @pytest.mark.parametrize("preemption", ["swap", "recompute", "auto"])
