@@ -8,7 +8,7 @@ from typing import Literal
 DEFAULT_MODEL = "smollm2"
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
-Preemption = Literal["recompute"]
+Preemption = Literal["recompute", "swap", "auto"]
 
 
 class ConfigError(ValueError):
@@ -28,11 +28,13 @@ class CacheConfig:
         block_size: Tokens a block holds.
         num_blocks: Physical blocks in the pool.
         prefix_caching: Whether full blocks are shared between requests with an equal prefix.
+        num_cpu_blocks: Blocks in the host's memory, for contents that have to leave the pool.
     """
 
     block_size: int = 16
     num_blocks: int = 512
     prefix_caching: bool = True
+    num_cpu_blocks: int = 0
 
     def __post_init__(self) -> None:
         _require(self.block_size >= 1, f"block size {self.block_size} is not possible: a block holds at least 1 token")
@@ -43,6 +45,10 @@ class CacheConfig:
         )
         _require(
             self.num_blocks <= 2**31 - 1, f"a pool of {self.num_blocks} blocks is too large: the most is {2**31 - 1}"
+        )
+        _require(
+            0 <= self.num_cpu_blocks <= 2**31 - 1,
+            f"a CPU pool of {self.num_cpu_blocks} blocks is not possible: use 0 (none) to {2**31 - 1} (--cpu-blocks)",
         )
 
 
@@ -55,7 +61,8 @@ class SchedulerConfig:
         max_num_batched_tokens: Tokens computed in one iteration, prefill and decode together.
         max_prefill_chunk: Tokens of one prompt computed in one iteration; 0 means only the budget limits it.
         max_model_len: Longest request, prompt and output together, in tokens.
-        preemption: What happens to the youngest request under pressure.
+        preemption: What happens to the youngest request under pressure: its blocks are computed again later, or copied
+            to the CPU pool where that has room, or whichever costs less.
     """
 
     max_num_seqs: int = 32
@@ -102,3 +109,9 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        _require(
+            self.scheduler.preemption != "swap" or self.cache.num_cpu_blocks > 0,
+            "--preemption swap needs a CPU pool to swap to: give it blocks (--cpu-blocks N)",
+        )

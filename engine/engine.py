@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from engine.core.scheduler import Scheduler
-from engine.request import Request, RequestError, RequestOutput, SamplingParams
+from engine.request import FinishReason, Request, RequestError, RequestOutput, SamplingParams
 from engine.runner import Runner, RunnerError, TextCodec
 from engine.session import OutputCallback, Session
 from engine.trace.events import Header, NewToken, Reason
@@ -22,12 +23,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from engine.config import EngineConfig
-    from engine.core.scheduler_output import SampledToken, ScheduledRequest, SchedulerOutput
+    from engine.core.scheduler_output import SampledToken, SchedulerOutput
 
 logger = logging.getLogger("engine")
 
 MAX_NAME_LENGTH = 200
 """Characters of a request's name that are kept; it comes from outside and goes into every trace."""
+
+
+class _Forking(NamedTuple):
+    """A note in the inbox: a request to be forked; `own_params` says whether its parameters were given."""
+
+    session: Session
+    parent: int
+    own_params: bool
 
 
 class PagedEngine:
@@ -60,6 +69,8 @@ class PagedEngine:
         self.codec = codec
         self.max_model_len = min(config.scheduler.max_model_len, runner.max_model_len)
         self.scheduler = Scheduler(config, max_model_len=self.max_model_len, eos_token_ids=runner.eos_token_ids)
+        if config.scheduler.preemption == "auto" and config.cache.num_cpu_blocks:
+            self.scheduler.preemption_costs = runner.preemption_costs()
         self.on_work: Callable[[], None] | None = None
         self._clock = clock
         self._epoch_ns = clock()
@@ -71,6 +82,7 @@ class PagedEngine:
             model=runner.model_info,
             block_size=config.cache.block_size,
             num_blocks=config.cache.num_blocks,
+            num_cpu_blocks=config.cache.num_cpu_blocks,
             prefix_caching=config.cache.prefix_caching,
             max_num_seqs=config.scheduler.max_num_seqs,
             max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
@@ -80,10 +92,12 @@ class PagedEngine:
             started_at=time.time(),
         )
         self._tracer = Tracer(self.header)
-        self._inbox: list[Session | int] = []
+        self._inbox: list[Session | _Forking | int] = []
         self._inbox_lock = threading.Lock()
         self._next_id = 0
         self._sessions: dict[int, Session] = {}
+        self._choices: dict[int, set[int]] = {}
+        self._ended_choices: list[Session] = []
 
     # ------------------------------------------------------------------ from any thread
 
@@ -103,27 +117,67 @@ class PagedEngine:
             on_output: Called in the engine's thread with each new output of this request.
 
         Returns:
-            The engine's number for it.
+            The engine's number for it. Of `params.n` choices it is the first one's; the others are called the numbers
+            after it in the trace.
 
         Raises:
             RequestError: the arguments are not a prompt and sampling parameters, or a token is not in the vocabulary.
         """
         token_ids = self._prompt_tokens(prompt)
-        if params is None:
-            params = SamplingParams()
-        elif not isinstance(params, SamplingParams):
-            raise RequestError(f"params is a {type(params).__name__}: pass a SamplingParams")
+        params = _checked(params) or SamplingParams()
         pieces = self.codec.pieces(token_ids) if self._tracer.active else None
         with self._inbox_lock:
             request_id = self._next_id
-            self._next_id += 1
+            self._next_id += params.n
             request = Request(request_id, name[:MAX_NAME_LENGTH], token_ids, params, arrival_ns=self._now())
             self._inbox.append(Session(request, pieces, on_output))
         self._tell_of_work()
         return request_id
 
+    def fork(
+        self,
+        request_id: int,
+        params: SamplingParams | None = None,
+        name: str = "",
+        on_output: OutputCallback | None = None,
+    ) -> int:
+        """Split a live request: another one goes on from the tokens that it has when the next step begins.
+
+        Those tokens, prompt and output, are the fork's prompt. Where the request runs, they are not computed again:
+        both share its blocks, and the last, partly filled one is copied when one of them writes to it. Where it has
+        ended by then, the fork comes back with `FinishReason.REFUSED`.
+
+        Args:
+            request_id: The request; for a choice other than the first of several, that one's own number.
+            params: Of the fork. None continues with the request's own and what is left of its max_tokens; a seed is
+                made another one by adding the distance of the two numbers.
+            name: As for `add_request`; empty takes the request's.
+            on_output: As for `add_request`.
+
+        Returns:
+            The engine's number for the fork.
+
+        Raises:
+            RequestError: there never was such a request, or params is no SamplingParams.
+        """
+        own = _checked(params)
+        with self._inbox_lock:
+            if not 0 <= request_id < self._next_id:
+                raise RequestError(f"request {request_id} was never added: fork a live one")
+            child_id = self._next_id
+            self._next_id += own.n if own is not None else 1
+            child = Request(
+                child_id, name[:MAX_NAME_LENGTH], [], own or SamplingParams(), arrival_ns=self._now(), parent=request_id
+            )
+            self._inbox.append(_Forking(Session(child, None, on_output), request_id, own is not None))
+        self._tell_of_work()
+        return child_id
+
     def abort(self, request_id: int) -> None:
-        """End a request at the start of the next step. One that has ended, or never was, is left alone."""
+        """End a request, with all its choices, at the start of the next step; by its own number, one choice alone.
+
+        One that has ended, or never was, is left alone.
+        """
         with self._inbox_lock:
             self._inbox.append(request_id)
         self._tell_of_work()
@@ -174,17 +228,23 @@ class PagedEngine:
         output = scheduler.schedule()
         batch = output.scheduled
         scheduled_ns = self._now()
+        copied_ns = scheduled_ns
+        if output.copies:
+            runner.copy_blocks(output.copies)
+            copied_ns = self._now()
         sampled = self._execute(output) if batch else []
         executed_ns = self._now()
         failed = sampled is None
+        begun = self._begin_choices(output) if output.forks and not failed else []
         tokens = [self._take(token) for token in scheduler.update(output, sampled)] if sampled is not None else []
         ended, scheduler.ended = scheduler.ended, []
         decisions, scheduler.decisions = scheduler.decisions, []
-        outputs = self._outputs(batch, ended)
+        outputs = self._outputs([*(share.request for share in batch), *begun], ended)
         if batch or ended or decisions:
             execute_ns, sample_ns = executed_ns - scheduled_ns, 0
             if batch and not failed:
-                execute_ns, sample_ns = runner.last_execute_ns, runner.last_sample_ns
+                execute_ns = copied_ns - scheduled_ns + runner.last_execute_ns
+                sample_ns = runner.last_sample_ns
             update_ns = self._now() - executed_ns
             times = (start_ns, scheduled_ns - start_ns, execute_ns, sample_ns, update_ns)
             self._tracer.stepped(times, batch, tokens, ended, decisions, scheduler, failed=failed)
@@ -199,23 +259,103 @@ class PagedEngine:
             now = self._now()
         for note in inbox:
             if isinstance(note, int):
-                self.scheduler.abort(note)
-                continue
-            request = note.request
-            self._sessions[request.request_id] = note
-            if self._tracer.active:
-                pieces = note.pieces if note.pieces is not None else self.codec.pieces(request.prompt_token_ids)
-                self._tracer.arrived(request, pieces, max(1, self.scheduler.max_tokens(request)))
-            note.pieces = None
-            self.scheduler.add_request(request)
+                self._abort(note)
+            elif isinstance(note, _Forking):
+                self._fork(note)
+            else:
+                self._arrive(note)
+                self.scheduler.add_request(note.request)
         return now
+
+    def _arrive(self, session: Session) -> None:
+        """Take in a request that is no choice of another one."""
+        request, pieces = session.request, session.pieces
+        request_id, params = request.request_id, request.params
+        self._sessions[request_id] = session
+        if self._tracer.active:
+            if pieces is None:
+                pieces = self.codec.pieces(request.prompt_token_ids)
+            self._tracer.arrived(request, pieces, max(1, self.scheduler.max_tokens(request)))
+        session.pieces = None
+        if params.n > 1:
+            self._choices[request_id] = set(range(request_id, request_id + params.n))
+            request.forks = [
+                Request(
+                    request_id + index,
+                    request.name,
+                    request.prompt_token_ids,
+                    replace(params, n=1, seed=None if params.seed is None else params.seed + index),
+                    parent=request_id,
+                    index=index,
+                )
+                for index in range(1, params.n)
+            ]
+
+    def _fork(self, note: _Forking) -> None:
+        child = note.session.request
+        known = self._sessions.get(note.parent)
+        if known is None:
+            self._arrive(note.session)
+            self.scheduler.refuse_fork(child, note.parent)
+            return
+        parent = known.request
+        child.prompt_token_ids = parent.tokens(0, parent.num_tokens)
+        child.name = child.name or parent.name
+        if not note.own_params:
+            params = parent.params
+            child.params = replace(
+                params,
+                n=1,
+                max_tokens=params.max_tokens - len(parent.output_token_ids),
+                seed=None if params.seed is None else params.seed + child.request_id - parent.request_id,
+            )
+        self._arrive(note.session)
+        self.scheduler.fork(parent, child)
+
+    def _begin_choices(self, output: SchedulerOutput) -> list[Request]:
+        """Let the choices arrive whose first token has been sampled."""
+        now = self._now()
+        begun: list[Request] = []
+        pieces: dict[int, list[str]] = {}
+        for share, request in output.forks:
+            parent = output.scheduled[share].request
+            session = self._sessions[parent.request_id].choice(request)
+            self._sessions[request.request_id] = session
+            request.arrival_ns = now
+            if self._tracer.active:
+                if parent.request_id not in pieces:
+                    pieces[parent.request_id] = self.codec.pieces(parent.prompt_token_ids)
+                max_tokens = max(1, self.scheduler.max_tokens(request))
+                self._tracer.arrived(request, pieces[parent.request_id], max_tokens)
+            begun.append(request)
+        return begun
+
+    def _abort(self, request_id: int) -> None:
+        for number in sorted(self._choices.get(request_id, {request_id})):
+            if self.scheduler.abort(number):
+                continue
+            # A choice that is not forked yet: its first one keeps it.
+            for group, members in self._choices.items():
+                if number in members and group in self._sessions:
+                    session = self._sessions[group]
+                    self._end_choices(session, [c for c in session.request.forks if c.request_id == number])
+
+    def _end_choices(self, session: Session, choices: list[Request]) -> None:
+        """End choices that were not forked yet, as their first one ended or, where that goes on, as aborted."""
+        first = session.request
+        first.forks = [choice for choice in first.forks if choice not in choices]
+        for choice in choices:
+            choice.finish_reason = first.finish_reason or FinishReason.ABORT
+            choice.status, choice.error = choice.finish_reason.status, first.error
+            self._ended_choices.append(session.choice(choice))
 
     def _execute(self, output: SchedulerOutput) -> list[int | None] | None:
         """The sampled tokens, or None where the forward failed and ended the requests that it could not serve."""
         try:
             sampled = self.runner.execute(output)
-            if len(sampled) != len(output.scheduled):
-                raise RunnerError(f"the runner returned {len(sampled)} tokens for {len(output.scheduled)} requests")
+            expected = len(output.scheduled) + len(output.forks)
+            if len(sampled) != expected:
+                raise RunnerError(f"the runner returned {len(sampled)} tokens for {expected} requests")
         except Exception as error:
             logger.exception("step %d failed", self._tracer.num_steps)
             batch = [share.request for share in output.scheduled]
@@ -240,18 +380,38 @@ class PagedEngine:
             self.scheduler.finish(request, ends)
         return NewToken(request.request_id, token_id, piece)
 
-    def _outputs(
-        self, batch: Sequence[ScheduledRequest], ended: Sequence[Request]
-    ) -> list[tuple[Session, RequestOutput]]:
-        """What is new for each request that was in the batch or has ended."""
-        sessions = [self._sessions[share.request.request_id] for share in batch]
+    def _outputs(self, served: Sequence[Request], ended: Sequence[Request]) -> list[tuple[Session, RequestOutput]]:
+        """What is new for each request that got a token or has ended."""
+        sessions = [self._sessions[request.request_id] for request in served]
         outputs = [(s, s.take_output()) for s in sessions if s.has_news and s.request.finish_reason is None]
         for request in ended:
             session = self._sessions.pop(request.request_id)
             self.runner.forget(request.request_id)
             session.flush()
             outputs.append((session, session.take_output()))
+            self._forget_choice(request)
+            if request.forks:
+                self._end_choices(session, request.forks)
+        if self._ended_choices:
+            for session in self._ended_choices:
+                outputs.append((session, session.take_output()))
+                self._forget_choice(session.request)
+            self._ended_choices = []
         return outputs
+
+    def _forget_choice(self, request: Request) -> None:
+        first = request.request_id - request.index
+        members = self._choices.get(first)
+        if members is not None:
+            members.discard(request.request_id)
+            if not members:
+                del self._choices[first]
+
+
+def _checked(params: SamplingParams | None) -> SamplingParams | None:
+    if params is not None and not isinstance(params, SamplingParams):
+        raise RequestError(f"params is a {type(params).__name__}: pass a SamplingParams")
+    return params
 
 
 def _one_line(error: Exception) -> str:

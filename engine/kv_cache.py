@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from engine.config import ConfigError
+from engine.trace.events import Op
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy as np
     from numpy.typing import NDArray
+
+    from engine.core.scheduler_output import BlockCopy
 
 _HEADROOM = 0.9
 """Share of the free memory that the cache may take; the rest is for activations."""
@@ -33,6 +36,7 @@ class KVCache:
         data: `[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]`; index 2 is 0 for keys, 1 for values.
         bits: On the CPU, the same memory as a numpy array, for compiled code: float32 and float16 as such, bfloat16
             (which numpy lacks) as its uint16 bits. None on other devices.
+        host: The CPU pool, shaped as `data`, pinned where the cache is on a CUDA device; None where there is none.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
         poison: bool = False,
+        num_cpu_blocks: int = 0,
     ) -> None:
         """Allocate the cache.
 
@@ -58,6 +63,7 @@ class KVCache:
             dtype: Element type, the model's own.
             device: Where.
             poison: Fill with NaN, so that a test sees any slot read before it is written.
+            num_cpu_blocks: Blocks of the twin in the host's memory.
 
         Raises:
             ConfigError: It does not fit into the memory that is free now.
@@ -79,6 +85,7 @@ class KVCache:
             raise ConfigError(self._too_large(free_memory(device))) from error
         if poison:
             self.data.fill_(float("nan"))
+        self.host = self._make_host((num_cpu_blocks, *shape[1:]), poison=poison) if num_cpu_blocks else None
         self.bits: NDArray[Any] | None = None
         if device.type == "cpu":
             self.bits = (self.data.view(torch.uint16) if dtype == torch.bfloat16 else self.data).numpy()
@@ -112,6 +119,58 @@ class KVCache:
         src = torch.as_tensor(source, dtype=torch.int64, device=self.device)
         dst = torch.as_tensor(destination, dtype=torch.int64, device=self.device)
         self.data.index_copy_(0, dst, self.data.index_select(0, src))
+
+    def move(self, copies: Sequence[BlockCopy]) -> None:
+        """Move contents as if one after the other, as many at once as do not depend on each other.
+
+        Args:
+            copies: In order. Only COPY is possible where there is no CPU pool.
+        """
+        source: list[int] = []
+        destination: list[int] = []
+        written: set[int] = set()
+        kind = Op.COPY
+        for op, a, b in copies:
+            # All of a group are read before any is written.
+            if source and (op != kind or b in written or (op == Op.COPY and a in written)):
+                self._move_group(kind, source, destination)
+                source, destination, written = [], [], set()
+            kind = op
+            source.append(a)
+            destination.append(b)
+            written.add(b)
+        if source:
+            self._move_group(kind, source, destination)
+
+    def _move_group(self, op: Op, source: list[int], destination: list[int]) -> None:
+        if op == Op.COPY:
+            self.copy_blocks(source, destination)
+            return
+        assert self.host is not None, "a block is to be swapped, but there is no CPU pool"
+        read, written = (self.data, self.host) if op == Op.SWAP_OUT else (self.host, self.data)
+        if self.device.type == "cpu":
+            rows = read.index_select(0, torch.tensor(source))
+            written.index_copy_(0, torch.tensor(destination), rows)
+            return
+        # One transfer for each run of neighbours; all on one stream, so that each comes after those before it and the
+        # host need not wait: pinned memory is only read and written by these transfers.
+        start = 0
+        for end in range(1, len(source) + 1):
+            if end < len(source) and (
+                source[end] == source[end - 1] + 1 and destination[end] == destination[end - 1] + 1
+            ):
+                continue
+            a, b, n = source[start], destination[start], end - start
+            written[b : b + n].copy_(read[a : a + n], non_blocking=True)
+            start = end
+
+    def _make_host(self, shape: tuple[int, ...], *, poison: bool) -> torch.Tensor:
+        try:
+            host = torch.empty(shape, dtype=self.dtype, pin_memory=self.device.type == "cuda")
+        except (RuntimeError, MemoryError) as error:
+            size = f"{shape[0]} blocks of {_size(self.block_bytes)}"
+            raise ConfigError(f"the CPU pool does not fit into memory: {size}; use fewer (--cpu-blocks)") from error
+        return host.fill_(float("nan")) if poison else host
 
     def _check_size(self) -> None:
         free = free_memory(self.device)

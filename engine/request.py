@@ -6,6 +6,9 @@ import enum
 import math
 from dataclasses import dataclass, field
 
+MAX_CHOICES = 128
+"""Outputs of one request at most, as in the OpenAI API."""
+
 
 class RequestError(ValueError):
     """A request that cannot be served. Its text says what was wrong with it and what would be accepted."""
@@ -68,6 +71,8 @@ class SamplingParams:
         stop_token_ids: Tokens that end the output.
         ignore_eos: Generate on past the model's end-of-sequence token.
         cache_salt: Requests share cached prefixes only with requests of an equal salt.
+        n: How many outputs to generate. The prompt is computed once, and its blocks are shared by all of them. Choice
+            k of a request with a seed is sampled with seed + k.
     """
 
     max_tokens: int = 128
@@ -80,6 +85,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     cache_salt: str | None = None
+    n: int = 1
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -94,6 +100,8 @@ class SamplingParams:
             raise RequestError(f"min_p {self.min_p} is not possible: use 0 to 1")
         if any(not s for s in self.stop):
             raise RequestError("an empty stop string is not possible: it would end every output at once")
+        if not 1 <= self.n <= MAX_CHOICES:
+            raise RequestError(f"n {self.n} is not possible: ask for 1 to {MAX_CHOICES} outputs")
 
 
 @dataclass(slots=True, eq=False)
@@ -109,6 +117,9 @@ class Request:
         prompt_token_ids: Never empty.
         params: How to sample and when to stop.
         arrival_ns: On the engine's monotonic clock.
+        parent: The request that it was forked from.
+        index: Which of the choices that were asked for together it is.
+        forks: Those other choices, up to when the prompt is computed and they are forked from this one.
     """
 
     request_id: int
@@ -116,6 +127,9 @@ class Request:
     prompt_token_ids: list[int]
     params: SamplingParams
     arrival_ns: int = 0
+    parent: int | None = None
+    index: int = 0
+    forks: list[Request] = field(default_factory=list)
     status: RequestStatus = RequestStatus.WAITING
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
@@ -155,7 +169,7 @@ class RequestOutput:
     """What one step brought for one request; handed to the caller once, never again.
 
     Attributes:
-        request_id: The engine's number for it.
+        request_id: The engine's number for it; for each of several choices the one that `add_request` returned.
         text: New text, safe to show: no half character, nothing that may yet turn out to be a stop string.
         token_ids: New tokens (may come without text, and text may come later).
         finish_reason: Set on the last output of a request.
@@ -163,6 +177,7 @@ class RequestOutput:
         num_prompt_tokens: For the usage report.
         num_output_tokens: Generated so far.
         num_cached_tokens: Prompt tokens that came from the prefix cache.
+        index: Which of the n choices it belongs to, 0 to n - 1.
     """
 
     request_id: int
@@ -173,3 +188,4 @@ class RequestOutput:
     num_prompt_tokens: int
     num_output_tokens: int
     num_cached_tokens: int
+    index: int = 0

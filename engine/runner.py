@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine.core.scheduler import SchedulerOutput
+    from engine.core.scheduler_output import BlockCopy, SchedulerOutput
     from engine.trace.events import ModelInfo
 
 
@@ -34,13 +34,27 @@ class Runner(Protocol):
         ...
 
     def execute(self, output: SchedulerOutput) -> list[int | None]:
-        """Run the batch; the sampled token of each scheduled request, in the batch's order.
+        """Run the batch; the sampled token of each scheduled request, in the batch's order, and then of each fork.
 
         None stands where a request's known tokens are not all computed by this step (a prefill chunk in the middle).
         Sets `last_execute_ns` and `last_sample_ns`.
 
         Raises:
             RunnerError: names the requests that cannot go on; the others are unharmed.
+        """
+        ...
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Move contents of blocks, in the order given; called before the step's `execute`, where there are any.
+
+        What it raises ends the engine: the cache would not hold what the block tables say.
+        """
+        ...
+
+    def preemption_costs(self) -> tuple[float, float]:
+        """What the two ways of preemption cost: ns to copy one block to the CPU pool or back; ns to compute one token.
+
+        Asked once, before the first step, and only where there is a CPU pool.
         """
         ...
 

@@ -36,6 +36,10 @@ class Session:
         self._new_text = ""
         self._new_tokens: list[int] = []
 
+    def choice(self, request: Request) -> Session:
+        """The session of another choice that was asked for with this one."""
+        return Session(request, None, self._on_output)
+
     @property
     def has_news(self) -> bool:
         """Whether tokens came that the caller has not been told of."""
@@ -81,7 +85,7 @@ class Session:
         """What came since the last call."""
         request = self.request
         output = RequestOutput(
-            request_id=request.request_id,
+            request_id=request.request_id - request.index,
             text=self._new_text,
             token_ids=tuple(self._new_tokens),
             finish_reason=request.finish_reason,
@@ -89,6 +93,7 @@ class Session:
             num_prompt_tokens=request.num_prompt_tokens,
             num_output_tokens=len(request.output_token_ids),
             num_cached_tokens=request.num_cached_tokens,
+            index=request.index,
         )
         self._new_text = ""
         self._new_tokens = []

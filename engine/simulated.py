@@ -18,12 +18,13 @@ import numpy as np
 from engine.config import EngineConfig
 from engine.engine import PagedEngine
 from engine.runner import RunnerError
-from engine.trace.events import ModelInfo
+from engine.trace.events import ModelInfo, Op
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine.core.scheduler_output import ScheduledRequest, SchedulerOutput
+    from engine.core.scheduler_output import BlockCopy, ScheduledRequest, SchedulerOutput
+    from engine.request import Request
 
 _MASK: Final = 2**64 - 1
 _UNWRITTEN: Final = 0
@@ -115,6 +116,7 @@ class SimulatedRunner:
 
     Attributes:
         memory: uint64 [num_blocks * block_size]; 0 is a cell that nobody has written.
+        cpu_memory: The same of the CPU pool.
     """
 
     def __init__(
@@ -137,6 +139,7 @@ class SimulatedRunner:
         """
         self.block_size = config.cache.block_size
         self.memory = np.zeros(config.cache.num_blocks * self.block_size, dtype=np.uint64)
+        self.cpu_memory = np.zeros(config.cache.num_cpu_blocks * self.block_size, dtype=np.uint64)
         self.max_model_len = max_model_len
         self.eos_token_ids = frozenset({EOS_TOKEN_ID})
         self.last_execute_ns = 0
@@ -170,7 +173,8 @@ class SimulatedRunner:
         for share in output.scheduled:
             self._write(share)
         wrote = time.perf_counter_ns()
-        tokens = [self._next_token(share) if share.samples else None for share in output.scheduled]
+        tokens = [self._next_token(share, share.request) if share.samples else None for share in output.scheduled]
+        tokens += [self._next_token(output.scheduled[place], request) for place, request in output.forks]
         sampled = time.perf_counter_ns()
         pause = self._step_seconds + self._seconds_per_token * output.num_batched_tokens
         if pause > 0:
@@ -178,6 +182,22 @@ class SimulatedRunner:
         self.last_sample_ns = sampled - wrote
         self.last_execute_ns = time.perf_counter_ns() - began - self.last_sample_ns
         return tokens
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Move cells as a model's cache would its rows."""
+        memory = self.memory.reshape(-1, self.block_size)
+        cpu_memory = self.cpu_memory.reshape(-1, self.block_size)
+        for op, source, destination in copies:
+            read, written = memory, memory
+            if op == Op.SWAP_OUT:
+                written = cpu_memory
+            elif op == Op.SWAP_IN:
+                read = cpu_memory
+            written[destination] = read[source]
+
+    def preemption_costs(self) -> tuple[float, float]:
+        """Made up, such that blocks of a few tokens are not worth copying."""
+        return 1500.0, 1000.0 + self._seconds_per_token * 1e9
 
     def forget(self, request_id: int) -> None:
         """Nothing is kept for a request."""
@@ -199,8 +219,8 @@ class SimulatedRunner:
             memory[table[position // size] * size + position % size] = before
             position += 1
 
-    def _next_token(self, share: ScheduledRequest) -> int:
-        request, size = share.request, self.block_size
+    def _next_token(self, share: ScheduledRequest, request: Request) -> int:
+        size = self.block_size
         num_tokens = share.computed_before + share.num_scheduled
         table = np.asarray(share.block_ids[: -(-num_tokens // size)])
         cells = self.memory.reshape(-1, size)[table].reshape(-1)[:num_tokens]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from engine.trace.events import (
+    NO_REQUEST,
     BatchMember,
     Counters,
     Decision,
@@ -69,6 +70,7 @@ class Tracer:
                 prompt_pieces=pieces,
                 max_tokens=max_tokens,
                 temperature=request.params.temperature,
+                parent=NO_REQUEST if request.parent is None else request.parent,
             )
         )
 

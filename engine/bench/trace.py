@@ -32,7 +32,7 @@ from engine.trace.state import PoolState
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from engine.core.scheduler_output import SchedulerOutput
+    from engine.core.scheduler_output import BlockCopy, SchedulerOutput
 
 VOCABULARY = 49_152
 """Of SmolLM2."""
@@ -133,6 +133,13 @@ class _ZipfRunner:
         self._clock.now += self.last_execute_ns + self.last_sample_ns
         drawn = self._text.draw(len(output.scheduled))
         return [token_id if share.samples else None for share, token_id in zip(output.scheduled, drawn, strict=True)]
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """There is nothing to move."""
+
+    def preemption_costs(self) -> tuple[float, float]:
+        """There is no CPU pool."""
+        return 0.0, 0.0
 
     def forget(self, request_id: int) -> None:
         """Nothing is kept."""

@@ -16,7 +16,9 @@ from engine.core.block_hash import trace_key
 from engine.trace.events import BlockOp, Op
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from engine.core.scheduler_output import BlockCopy
 
 # Plain ints: the attribute look-up of an enum member costs as much as the rest of a loop's round.
 _ALLOCATE: Final = int(Op.ALLOCATE)
@@ -99,6 +101,8 @@ class BlockPool:
         ops: Where operations are written in order, four integers each, one after the other; None while nobody looks.
             A flat list, since a tuple for each of many blocks costs more than the allocation, most of it in the
             garbage collector; `take_ops` makes rows of it.
+        copies: Contents to be moved before the next forward, in this order, since the caller last emptied it.
+        on_evict: Called with a block and its digest before that content is lost.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -107,6 +111,8 @@ class BlockPool:
         self.free_queue = FreeBlockQueue(self.blocks)
         self.num_cached = 0
         self.ops: list[int] | None = None
+        self.copies: list[BlockCopy] = []
+        self.on_evict: Callable[[int, bytes], None] | None = None
         self._by_hash: dict[bytes, int] = {}
         self._duplicates: dict[bytes, dict[int, None]] = {}
 
@@ -272,6 +278,8 @@ class BlockPool:
             del others[self._by_hash[digest]]
         else:
             del self._by_hash[digest]
+            if self.on_evict is not None:
+                self.on_evict(block.block_id, digest)
         if others is not None and not others:
             del self._duplicates[digest]
         if self.ops is not None:

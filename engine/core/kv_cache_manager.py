@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from engine.core.block_hash import block_digest, root_digest
 from engine.core.block_pool import BlockPool
+from engine.core.cpu_pool import CpuPool
+from engine.core.scheduler_output import BlockCopy
 from engine.trace.events import Op
 
 if TYPE_CHECKING:
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from engine.request import Request
 
 _FILL: Final = int(Op.FILL)
+_COPY: Final = int(Op.COPY)
 
 
 class KVCacheManager:
@@ -24,12 +27,19 @@ class KVCacheManager:
         pool: The physical blocks.
         block_size: Tokens a block holds.
         prefix_caching: Whether full blocks are published and looked for.
+        cpu: The CPU pool, where there is one.
+        shared_tails: Requests that may share a partly filled last block, as forks do: who writes next copies it.
     """
 
     def __init__(self, config: CacheConfig) -> None:
         self.pool = BlockPool(config.num_blocks)
         self.block_size = config.block_size
         self.prefix_caching = config.prefix_caching
+        self.cpu: CpuPool | None = None
+        if config.num_cpu_blocks:
+            self.cpu = CpuPool(config.num_cpu_blocks, self.pool)
+            self.pool.on_evict = self.cpu.offload
+        self.shared_tails: set[int] = set()
         self._tables: dict[int, list[int]] = {}
         self._num_published: dict[int, int] = {}
         self._digests: dict[int, list[bytes]] = {}
@@ -52,25 +62,64 @@ class KVCacheManager:
             return []
         hits: list[int] = []
         find = self.pool.find
-        for digest in self._digests_up_to(request, (request.num_tokens - 1) // self.block_size):
+        for digest in self._digests_up_to(request, self._most_found(request)):
             block_id = find(digest)
             if block_id is None:
                 break
             hits.append(block_id)
         return hits
 
+    def get_offloaded_blocks(self, request: Request, num_hits: int) -> list[bytes]:
+        """Keys of the blocks that follow num_hits hits and are found in the CPU pool; nothing is changed."""
+        found: list[bytes] = []
+        if self.cpu is None or not self.prefix_caching or self.cpu.swapped(request.request_id) is not None:
+            return found
+        for digest in self._digests_up_to(request, self._most_found(request))[num_hits:]:
+            if not self.cpu.find(digest):
+                break
+            found.append(digest)
+        return found
+
+    def num_swapped_tokens(self, request: Request) -> int:
+        """Computed tokens of the request in the CPU pool, where it was swapped out."""
+        swapped = self.cpu.swapped(request.request_id) if self.cpu is not None else None
+        return swapped.num_tokens if swapped is not None else 0
+
+    def _most_found(self, request: Request) -> int:
+        """Blocks that can be found for a request at most: of one that was swapped out, only those that it had."""
+        return (self.num_swapped_tokens(request) or request.num_tokens - 1) // self.block_size
+
+    def swap_out(self, request: Request) -> int:
+        """Copy the request's computed tokens to the CPU pool; its blocks are still to be freed.
+
+        Returns:
+            How many blocks went there: 0 where they do not fit, or nothing is computed.
+        """
+        computed = request.num_computed_tokens
+        num_blocks = self.num_blocks_for(computed)
+        if self.cpu is None or not 0 < num_blocks <= self.cpu.num_available:
+            return 0
+        digests = self._digests_up_to(request, computed // self.block_size) if self.prefix_caching else []
+        table = self._tables[request.request_id]
+        self.cpu.swap_out(request.request_id, table[:num_blocks], computed, digests)
+        return num_blocks
+
     def num_free_needed(self, num_tokens: int, hits: Sequence[int]) -> int:
         """Free blocks that an admission uses up: the new ones, and the hits that wait in the free queue themselves."""
         blocks = self.pool.blocks
         return self.num_blocks_for(num_tokens) - sum(1 for block_id in hits if blocks[block_id].ref_cnt)
 
-    def allocate_slots(self, request: Request, num_tokens: int, hits: Sequence[int] = ()) -> bool:
+    def allocate_slots(
+        self, request: Request, num_tokens: int, hits: Sequence[int] = (), offloaded: Sequence[bytes] = ()
+    ) -> bool:
         """Make the request's table long enough for its first num_tokens tokens.
 
         Args:
             request: A running one, or one to be admitted.
             num_tokens: Tokens that must have a slot, those computed already included.
             hits: From `get_computed_blocks` just before; only for a request without a table.
+            offloaded: From `get_offloaded_blocks` just before, likewise. These are brought back, and so is all that was
+                swapped out of the request and is not among the hits.
 
         Returns:
             Whether it fits. If not, nothing has changed: hits are referred to only once all is known to fit, since a
@@ -89,10 +138,79 @@ class KVCacheManager:
             return True
         if self.num_free_needed(num_tokens, hits) > pool.num_free:
             return False
+        # Allocating may offload what it evicts, and must not push out what is about to be brought back.
+        cpu_blocks = self.cpu.take(offloaded) if self.cpu is not None and offloaded else []
         pool.touch(hits, request_id)
         missing = self.num_blocks_for(num_tokens) - len(hits)
-        self._tables[request_id] = [*hits, *pool.allocate(missing, request_id, len(hits))]
+        table = self._tables[request_id] = [*hits, *pool.allocate(missing, request_id, len(hits))]
         self._num_published[request_id] = len(hits)
+        if self.cpu is not None:
+            self._bring_back(request_id, table, len(hits), cpu_blocks, offloaded)
+        return True
+
+    def _bring_back(
+        self, request_id: int, table: list[int], num_hits: int, cpu_blocks: Sequence[int], offloaded: Sequence[bytes]
+    ) -> None:
+        assert self.cpu is not None
+        digests = offloaded
+        for at, cpu_block in enumerate(cpu_blocks, num_hits):
+            self.cpu.restore(cpu_block, table[at], request_id)
+        swapped = self.cpu.swapped(request_id)
+        if swapped is not None:
+            self.cpu.swap_in(request_id, table, num_hits)
+            digests = swapped.digests[num_hits:]
+        for at, digest in enumerate(digests, num_hits):
+            # The copy comes before the forward, and so before anybody who finds the block reads it.
+            self.pool.publish(table[at], digest)
+        self._num_published[request_id] = num_hits + len(digests)
+
+    def fork(self, parent: Request, child: Request) -> int:
+        """Give a request without a table the blocks that hold its parent's computed tokens; takes no free block.
+
+        Both go on writing behind those tokens. Where that is in the middle of a block, see `needs_copy`.
+
+        Returns:
+            How many blocks they share.
+        """
+        computed = parent.num_computed_tokens
+        num_full, num_in_tail = divmod(computed, self.block_size)
+        shared = self._tables[parent.request_id][: num_full + (num_in_tail > 0)]
+        self.pool.touch(shared, child.request_id)
+        self._tables[child.request_id] = shared
+        self._num_published[child.request_id] = min(num_full, self._num_published[parent.request_id])
+        if child.params.cache_salt == parent.params.cache_salt:
+            known = self._digests.get(parent.request_id, [])
+            self._digests[child.request_id] = known[: child.num_tokens // self.block_size]
+        if num_in_tail:
+            self.shared_tails |= {parent.request_id, child.request_id}
+        return len(shared)
+
+    def needs_copy(self, request: Request) -> bool:
+        """Whether the request's next token goes into a block that others hold as well; only for `shared_tails`."""
+        request_id = request.request_id
+        tail = self._tables[request_id][request.num_computed_tokens // self.block_size]
+        if self.pool.blocks[tail].ref_cnt > 1:
+            return True
+        self.shared_tails.discard(request_id)
+        return False
+
+    def copy_tail(self, request: Request) -> bool:
+        """Copy on write: put a block of its own in the place of the shared tail; False where none is free."""
+        request_id = request.request_id
+        logical, num_filled = divmod(request.num_computed_tokens, self.block_size)
+        pool = self.pool
+        if not pool.num_free:
+            return False
+        # Another list, so that whoever keeps the old one sees that it has changed.
+        table = self._tables[request_id] = self._tables[request_id].copy()
+        source = table[logical]
+        (destination,) = pool.allocate(1, request_id, logical)
+        table[logical] = destination
+        if pool.ops is not None:
+            pool.ops += (_COPY, source, destination, num_filled)
+        pool.copies.append(BlockCopy(Op.COPY, source, destination))
+        pool.release([source], request_id)
+        self.shared_tails.discard(request_id)
         return True
 
     def publish(self, request: Request, computed_before: int, table: Sequence[int]) -> None:
@@ -129,12 +247,15 @@ class KVCacheManager:
         if table is None:
             return 0
         del self._num_published[request_id]
+        self.shared_tails.discard(request_id)
         self.pool.release(table[::-1], request_id)
         return len(table)
 
     def forget(self, request_id: int) -> None:
-        """`free`, and drop the keys computed for its tokens: the request has ended."""
+        """`free`, and drop the keys computed for its tokens and its contents in the CPU pool: the request has ended."""
         self.free(request_id)
+        if self.cpu is not None:
+            self.cpu.drop(request_id)
         self._digests.pop(request_id, None)
 
     def _digests_up_to(self, request: Request, num_blocks: int) -> list[bytes]:

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 from engine.core.kv_cache_manager import KVCacheManager
-from engine.core.scheduler_output import SampledToken, ScheduledRequest, SchedulerOutput
+from engine.core.scheduler_output import Fork, SampledToken, ScheduledRequest, SchedulerOutput
 from engine.core.wait_reasons import WaitReasons
 from engine.request import FinishReason, Request, RequestStatus
 from engine.trace.events import Decision, DecisionKind, Phase, Reason
@@ -42,6 +42,7 @@ class Scheduler:
         running: By request id, oldest first.
         decisions: What was decided since the caller last emptied it.
         ended: Requests that ended since the caller last emptied it, in that order, each once.
+        preemption_costs: For `auto`: ns to copy a block to the CPU pool or back, and ns to compute a token.
         num_preempted: Of the waiting requests, how many have run before.
         num_preemptions: Since the start.
         prefix_queried_tokens: Prompt tokens of all first admissions.
@@ -59,6 +60,8 @@ class Scheduler:
         self.max_chunk = limits.max_prefill_chunk or limits.max_num_batched_tokens
         self.max_model_len = min(limits.max_model_len, max_model_len or limits.max_model_len)
         self.eos_token_ids = eos_token_ids
+        self.preemption = limits.preemption
+        self.preemption_costs = (0.0, 0.0)
         self.waiting: OrderedDict[int, Request] = OrderedDict()
         self.running: dict[int, Request] = {}
         self.decisions: list[Decision] = []
@@ -97,6 +100,31 @@ class Scheduler:
         else:
             self.waiting[request.request_id] = request
             self._wait_reasons.arrived()
+
+    def fork(self, parent: Request, child: Request) -> None:
+        """Split a live request: the child knows the tokens that its parent knows, and goes on in its own way.
+
+        A running parent's blocks are shared, so a child needs none to run: it does so at once, behind all that run,
+        where there is a place. Otherwise it waits like any other request.
+        """
+        if parent.status is _RUNNING and len(self.running) < self.max_num_seqs:
+            self._run_fork(parent, child)
+        else:
+            self.add_request(child)
+
+    def refuse_fork(self, child: Request, parent_id: int) -> None:
+        """End a request that was to be forked from one that has ended."""
+        message = f"request {parent_id} has ended, and only a live request can be forked"
+        self._refuse(child, Reason.PARENT_ENDED, {"parent": parent_id}, message)
+
+    def _run_fork(self, parent: Request, child: Request) -> None:
+        child_id, computed = child.request_id, parent.num_computed_tokens
+        shared = self.kv.fork(parent, child)
+        self.running[child_id] = child
+        child.status = RequestStatus.RUNNING
+        child.num_computed_tokens = child.num_cached_tokens = computed
+        numbers = {"parent": parent.request_id, "shared": shared, "cached_tokens": computed}
+        self.decisions.append(Decision(DecisionKind.ADMITTED, child_id, Reason.FORKED, numbers))
 
     def max_tokens(self, request: Request) -> int:
         """Most tokens that the request will generate: what it asks for, capped by max_model_len."""
@@ -142,7 +170,9 @@ class Scheduler:
         """Choose the next batch and give it its blocks."""
         scheduled: list[ScheduledRequest] = []
         budget = self.max_num_batched_tokens
+        forks: list[Fork] = []
         block_table, block_size = self.kv.block_table, self.kv.block_size
+        shared_tails = self.kv.shared_tails
         computed_once = self._computed_once
         for request in tuple(self.running.values()):
             if budget == 0:
@@ -154,6 +184,8 @@ class Scheduler:
             num_new = num_prompt + len(request.output_token_ids) - start
             if num_new > 1:
                 num_new = min(num_new, self.max_chunk, budget)
+            if shared_tails and request.request_id in shared_tails and not self._make_writable(request):
+                continue
             table = block_table(request.request_id)
             if start + num_new > len(table) * block_size and not self._make_room(request, start + num_new):
                 continue
@@ -161,18 +193,21 @@ class Scheduler:
                 phase = _DECODE
             else:
                 phase = self._phase_of(request, start)
+                if request.forks and start + num_new == request.num_tokens:
+                    forks += [Fork(len(scheduled), child) for child in request.forks]
             scheduled.append(ScheduledRequest(request, phase, start, num_new, table))
             budget -= num_new
-        budget = self._admit(scheduled, budget)
+        budget = self._admit(scheduled, forks, budget)
         self.decisions += self._wait_reasons.others_wait(self.waiting)
-        return SchedulerOutput(scheduled, self.max_num_batched_tokens - budget)
+        copies, self.kv.pool.copies = self.kv.pool.copies, []
+        return SchedulerOutput(scheduled, self.max_num_batched_tokens - budget, copies, forks)
 
     def update(self, output: SchedulerOutput, sampled: Sequence[int | None]) -> list[SampledToken]:
         """Take in what the forward computed.
 
         Args:
             output: What `schedule` returned.
-            sampled: Of each scheduled request, the next token, or None in the middle of its prefill.
+            sampled: Of each scheduled request, the next token, or None in the middle of its prefill; then of each fork.
 
         Returns:
             The new tokens. A request whose `ends` is set goes on until the caller calls `finish`, which may know a
@@ -180,12 +215,41 @@ class Scheduler:
         """
         tokens: list[SampledToken] = []
         publish = self.kv.publish
-        for (request, _, start, num_scheduled, table), token_id in zip(output.scheduled, sampled, strict=True):
+        batch, forks = output.scheduled, output.forks
+        for (request, _, start, num_scheduled, table), token_id in zip(batch, sampled[: len(batch)], strict=True):
             request.num_computed_tokens = start + num_scheduled
             publish(request, start, table)
             if token_id is not None:
                 request.output_token_ids.append(token_id)
                 tokens.append(SampledToken(request, token_id, self._end_of(request, token_id)))
+        if forks:
+            tokens += self._begin_choices(output, sampled[len(batch) :])
+        return tokens
+
+    def _begin_choices(self, output: SchedulerOutput, sampled: Sequence[int | None]) -> list[SampledToken]:
+        """Fork what was asked for together: the prompt is computed, and each choice has its first token."""
+        tokens: list[SampledToken] = []
+        waiting: list[Request] = []
+        for (share, child), token_id in zip(output.forks, sampled, strict=True):
+            assert token_id is not None  # they are scheduled where the prompt's last token is computed
+            parent = output.scheduled[share].request
+            parent.forks = []
+            if len(self.running) < self.max_num_seqs:
+                self._run_fork(parent, child)
+            else:
+                waiting.append(child)
+            child.output_token_ids.append(token_id)
+            tokens.append(SampledToken(child, token_id, self._end_of(child, token_id)))
+        if waiting:
+            for child in reversed(waiting):
+                # They came with a request that runs, and so before whoever waits.
+                self.waiting[child.request_id] = child
+                self.waiting.move_to_end(child.request_id, last=False)
+            self._wait_reasons.order_changed()
+            numbers = {"running": len(self.running), "limit": self.max_num_seqs}
+            head = next(iter(self.waiting.values()))
+            self.decisions += self._wait_reasons.head_waits(head, Reason.SEQUENCE_CAP, numbers)
+            self.decisions += self._wait_reasons.others_wait(self.waiting)
         return tokens
 
     def _end_of(self, request: Request, token_id: int) -> FinishReason | None:
@@ -203,6 +267,17 @@ class Scheduler:
         return Phase.PREFILL if start < len(request.prompt_token_ids) else Phase.DECODE
 
     # ------------------------------------------------------------------ pressure
+
+    def _make_writable(self, request: Request) -> bool:
+        """Give a running request a last block of its own, at the cost of younger ones; False if it lost its place."""
+        kv = self.kv
+        while kv.needs_copy(request) and not kv.copy_tail(request):
+            # With everybody else gone nobody would share it.
+            victim = next(reversed(self.running.values()))
+            self._preempt(victim, request, 1)
+            if victim is request:
+                return False
+        return True
 
     def _make_room(self, request: Request, num_tokens: int) -> bool:
         """Give a running request the blocks for its tokens, at the cost of younger ones; False if it lost its place."""
@@ -223,12 +298,15 @@ class Scheduler:
     def _preempt(self, victim: Request, to: Request, needs: int) -> None:
         request_id = victim.request_id
         free = self.kv.pool.num_free
+        swapped = self.kv.swap_out(victim) if self._pays_to_swap(victim) else 0
         released = self.kv.free(request_id)
         numbers = {"needs": needs, "free": free, "released": released}
-        reason = Reason.GAVE_WAY_TO_ITSELF
+        reason = Reason.SWAPPED_OUT_ITSELF if swapped else Reason.GAVE_WAY_TO_ITSELF
         if victim is not to:
-            reason = Reason.GAVE_WAY
+            reason = Reason.SWAPPED_OUT if swapped else Reason.GAVE_WAY
             numbers["to"] = to.request_id
+        if swapped:
+            numbers["swapped"] = swapped
         self.decisions.append(Decision(DecisionKind.PREEMPTED, request_id, reason, numbers))
         self._computed_once[request_id] = max(self._computed_once.get(request_id, 0), victim.num_computed_tokens)
         victim.num_computed_tokens = 0
@@ -240,6 +318,19 @@ class Scheduler:
         self._wait_reasons.order_changed()
         self.num_preempted += 1
         self.num_preemptions += 1
+
+    def _pays_to_swap(self, victim: Request) -> bool:
+        """Whether the victim's blocks are to be copied out, and not computed again.
+
+        `auto` weighs copying every block out and back against computing every token again, at the runner's costs.
+        """
+        if self.kv.cpu is None or self.preemption == "recompute":
+            return False
+        if self.preemption == "swap":
+            return True
+        ns_per_block, ns_per_token = self.preemption_costs
+        computed = victim.num_computed_tokens
+        return 2 * self.kv.num_blocks_for(computed) * ns_per_block < computed * ns_per_token
 
     def _outgrew(self, request: Request, needs: int) -> None:
         pool = self.kv.pool.num_blocks
@@ -253,7 +344,7 @@ class Scheduler:
 
     # ------------------------------------------------------------------ admission
 
-    def _admit(self, scheduled: list[ScheduledRequest], budget: int) -> int:
+    def _admit(self, scheduled: list[ScheduledRequest], forks: list[Fork], budget: int) -> int:
         """Start waiting requests from the head for as long as they fit; the budget that is left."""
         kv, pool = self.kv, self.kv.pool
         while self.waiting:
@@ -269,22 +360,32 @@ class Scheduler:
             known = request.num_tokens
             total = kv.num_blocks_for(known)
             hits = kv.get_computed_blocks(request)
+            offloaded = kv.get_offloaded_blocks(request, len(hits)) if kv.cpu is not None else []
+            swapped = kv.num_swapped_tokens(request) if kv.cpu is not None else 0
             free = pool.num_free
-            if not kv.allocate_slots(request, known, hits):
+            if not kv.allocate_slots(request, known, hits, offloaded):
                 numbers = {"needs": kv.num_free_needed(known, hits), "free": free}
                 self.decisions += self._wait_reasons.head_waits(request, Reason.NO_BLOCKS, numbers)
                 break
-            start = self._start(request, hits, {"needs": total - len(hits), "free": free})
+            numbers = {"needs": total - len(hits), "free": free}
+            start = (len(hits) + len(offloaded)) * kv.block_size
+            if swapped:
+                start = swapped
+                numbers["swapped"] = kv.num_blocks_for(swapped) - len(hits)
+            elif offloaded:
+                numbers["swapped"] = len(offloaded)
+            self._start(request, start, numbers, Reason.SWAPPED_IN if swapped else Reason.FITS)
             num_new = min(known - start, self.max_chunk, budget)
             phase, table = self._phase_of(request, start), kv.block_table(request.request_id)
+            if request.forks and start + num_new == known:
+                forks += [Fork(len(scheduled), child) for child in request.forks]
             scheduled.append(ScheduledRequest(request, phase, start, num_new, table))
             budget -= num_new
         return budget
 
-    def _start(self, request: Request, hits: list[int], numbers: dict[str, int]) -> int:
-        """Move a request that has its blocks from waiting to running; how many of its tokens are computed already."""
+    def _start(self, request: Request, start: int, numbers: dict[str, int], reason: Reason) -> None:
+        """Move a request that has its blocks, and so many computed tokens in them, from waiting to running."""
         request_id = request.request_id
-        start = len(hits) * self.kv.block_size
         resumed = request.status is RequestStatus.PREEMPTED
         del self.waiting[request_id]
         self._wait_reasons.left(request_id)
@@ -297,5 +398,4 @@ class Scheduler:
             self.prefix_queried_tokens += request.num_prompt_tokens
             self.prefix_hit_tokens += start
         kind = DecisionKind.RESUMED if resumed else DecisionKind.ADMITTED
-        self.decisions.append(Decision(kind, request_id, Reason.FITS, numbers | {"cached_tokens": start}))
-        return start
+        self.decisions.append(Decision(kind, request_id, reason, numbers | {"cached_tokens": start}))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from engine.request import FinishReason, Request
-    from engine.trace.events import Phase
+    from engine.trace.events import Op, Phase
 
 
 class ScheduledRequest(NamedTuple):
@@ -39,6 +39,32 @@ class ScheduledRequest(NamedTuple):
         return self.request.tokens(self.computed_before, self.computed_before + self.num_scheduled)
 
 
+class BlockCopy(NamedTuple):
+    """A block whose content moves.
+
+    Attributes:
+        op: COPY within the cache; SWAP_OUT from it to the CPU pool; SWAP_IN back.
+        source: Block to read, of the pool that `op` says.
+        destination: Block to overwrite.
+    """
+
+    op: Op
+    source: int
+    destination: int
+
+
+class Fork(NamedTuple):
+    """A choice that begins with this iteration's sample.
+
+    Attributes:
+        share: Place in the batch of the request whose last logits it is sampled from.
+        request: The choice; its known tokens are that request's.
+    """
+
+    share: int
+    request: Request
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
     """One iteration's batch.
@@ -46,10 +72,14 @@ class SchedulerOutput:
     Attributes:
         scheduled: In order of arrival; may be empty.
         num_batched_tokens: Sum of their num_scheduled.
+        copies: What to move before the forward, one after the other: a block may be read, and then be overwritten.
+        forks: Further tokens to sample, after those of the batch.
     """
 
     scheduled: list[ScheduledRequest]
     num_batched_tokens: int
+    copies: list[BlockCopy] = field(default_factory=list)
+    forks: list[Fork] = field(default_factory=list)
 
 
 class SampledToken(NamedTuple):

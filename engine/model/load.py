@@ -121,6 +121,7 @@ def make_runner(
         dtype=model.dtype,
         device=model.device,
         poison=poison,
+        num_cpu_blocks=config.cache.num_cpu_blocks,
     )
     info = ModelInfo(
         name=name,

@@ -10,13 +10,18 @@ import numpy as np
 import torch
 
 from engine.attention.metadata import PAD_SLOT, AttentionMetadata, positions_of
+from engine.core.scheduler_output import BlockCopy, ScheduledRequest
 from engine.model.sampler import request_seed, sample
+from engine.request import Request, SamplingParams
 from engine.runner import RunnerError
+from engine.trace.events import Op, Phase
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from numpy.typing import NDArray
 
-    from engine.core.scheduler_output import ScheduledRequest, SchedulerOutput
+    from engine.core.scheduler_output import SchedulerOutput
     from engine.kv_cache import KVCache
     from engine.model.forward import Forward
     from engine.trace.events import ModelInfo
@@ -66,14 +71,53 @@ class ModelRunner:
         scheduled = output.scheduled
         samples = [s.samples for s in scheduled]
         logits = self._forward(scheduled, samples)
+        sampling = [s.request for s in scheduled if s.samples]
+        if output.forks:
+            row_of = np.cumsum(samples) - 1
+            rows = [*range(len(sampling)), *(int(row_of[fork.share]) for fork in output.forks)]
+            logits = logits[torch.tensor(rows, device=logits.device)]
+            sampling += [fork.request for fork in output.forks]
         if logits.is_cuda:
             torch.cuda.synchronize(logits.device)
         computed = time.perf_counter_ns()
         self.last_execute_ns = computed - began
-        chosen = iter(self._sample(logits, [s for s in scheduled if s.samples]) if any(samples) else ())
+        chosen = iter(self._sample(logits, sampling) if sampling else ())
         tokens = [next(chosen) if wanted else None for wanted in samples]
+        tokens += chosen
         self.last_sample_ns = time.perf_counter_ns() - computed
         return tokens
+
+    @torch.inference_mode()
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Move contents of blocks; see `Runner.copy_blocks`."""
+        self.kv_cache.move(copies)
+
+    @torch.inference_mode()
+    def preemption_costs(self) -> tuple[float, float]:
+        """Measured: a few blocks copied out and back, and a short prefill, each the faster of two runs.
+
+        Called before the first request, whose blocks may then be written to.
+        """
+        cache = self.kv_cache
+        assert cache.host is not None
+        blocks = range(min(cache.num_blocks, len(cache.host), 16))
+        there = [BlockCopy(Op.SWAP_OUT, block, block) for block in blocks]
+        back = [BlockCopy(Op.SWAP_IN, block, block) for block in blocks]
+        n = min(64, cache.num_blocks * cache.block_size, self.max_model_len)
+        table = list(range(-(-n // cache.block_size)))
+        probe = Request(-1, "", [0] * n, SamplingParams())
+        share = ScheduledRequest(probe, Phase.PREFILL, 0, n, table)
+        copying = min(self._time(lambda: cache.move(there + back)) for _ in range(2))
+        computing = min(self._time(lambda: self._forward([share], [True])) for _ in range(2))
+        self._tables.forget(probe.request_id)
+        return copying / (2 * len(blocks)), computing / n
+
+    def _time(self, work: Callable[[], object]) -> int:
+        began = time.perf_counter_ns()
+        work()
+        if self.kv_cache.device.type == "cuda":
+            torch.cuda.synchronize(self.kv_cache.device)
+        return time.perf_counter_ns() - began
 
     def forget(self, request_id: int) -> None:
         """Drop the request's seed and its row of the block tables."""
@@ -104,8 +148,7 @@ class ModelRunner:
             metadata,
         )
 
-    def _sample(self, logits: torch.Tensor, sampled: list[ScheduledRequest]) -> list[int]:
-        requests = [s.request for s in sampled]
+    def _sample(self, logits: torch.Tensor, requests: list[Request]) -> list[int]:
         params = [r.params for r in requests]
         if any(p.temperature > 0 for p in params):
             seeds = [self._seed_of(r.request_id, r.params.seed) for r in requests]

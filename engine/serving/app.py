@@ -140,8 +140,7 @@ class Api:
                     include_usage=body.include_usage,
                     done=lambda: self._open.discard(generation),
                 )
-            text, last = work.result()
-            return json_response(form.whole(text, last))
+            return json_response(form.whole(work.result()))
         finally:
             if not handed_over:
                 generation.abandon()

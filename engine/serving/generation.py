@@ -1,4 +1,4 @@
-"""One request on its way through the engine, seen from the listener's event loop."""
+"""One request, with its choices, on its way through the engine, seen from the listener's event loop."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ class Generation:
     """Outputs of one request, handed over from the engine's thread.
 
     Attributes:
-        finished: Whether the last output has come.
+        finished: Whether every choice has had its last output.
     """
 
     def __init__(self, engine: PagedEngine, failure: Callable[[], str | None]) -> None:
         self.finished = False
+        self._num_open = 1
         self._engine = engine
         self._failure = failure
         self._loop = asyncio.get_running_loop()
@@ -44,13 +45,14 @@ class Generation:
         Raises:
             ApiError: the engine cannot take it.
         """
+        self._num_open = params.n
         try:
             self._request_id = self._engine.add_request(prompt, params, name=name, on_output=self._receive)
         except RequestError as error:
             raise ApiError(str(error)) from error
 
     async def next(self) -> RequestOutput:
-        """The next output.
+        """The next output, of any choice.
 
         Raises:
             ApiError: the request was refused or failed, the engine ended, or the listener closes.
@@ -65,21 +67,23 @@ class Generation:
                 continue
             if output is None:
                 raise ApiError("the session ended before the answer did", status=503, kind="server_error")
-            self.finished = output.finish_reason is not None
+            self._num_open -= output.finish_reason is not None
+            self.finished = self._num_open == 0
             if output.finish_reason is FinishReason.REFUSED:
                 raise ApiError(output.error or "the request was refused", code="refused")
             if output.finish_reason is FinishReason.ERROR:
                 raise ApiError(output.error or "the request failed", status=500, kind="server_error")
             return output
 
-    async def whole(self) -> tuple[str, RequestOutput]:
-        """All the text, and the last output."""
-        pieces = []
-        while True:
+    async def whole(self) -> list[tuple[str, RequestOutput]]:
+        """All the text and the last output of each choice, in order."""
+        pieces: dict[int, list[str]] = {}
+        last: dict[int, RequestOutput] = {}
+        while not self.finished:
             output = await self.next()
-            pieces.append(output.text)
-            if output.finish_reason is not None:
-                return "".join(pieces), output
+            pieces.setdefault(output.index, []).append(output.text)
+            last[output.index] = output
+        return [("".join(pieces[index]), last[index]) for index in sorted(last)]
 
     def close(self) -> None:
         """End it from this side: whoever waits for an output gets an error."""
@@ -147,18 +151,24 @@ class EventStream:
             data = value if isinstance(value, bytes) else msgspec.json.encode(value)
             await send({"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": True})
 
-        if (opening := self._form.opening()) is not None:
-            await event(opening)
         output = self._first
+        opened: set[int] = set()
+        last: dict[int, RequestOutput] = {}
         try:
             while True:
+                if output.index not in opened:
+                    opened.add(output.index)
+                    if (opening := self._form.opening(output.index)) is not None:
+                        await event(opening)
                 if output.text or output.finish_reason is not None:
-                    await event(self._form.chunk(output.text, output.finish_reason))
+                    await event(self._form.chunk(output.text, output.finish_reason, output.index))
                 if output.finish_reason is not None:
+                    last[output.index] = output
+                if self._generation.finished:
                     break
                 output = await self._generation.next()
             if self._include_usage:
-                await event(self._form.closing_usage(output))
+                await event(self._form.closing_usage([last[index] for index in sorted(last)]))
             await event(b"[DONE]")
         except ApiError as error:
             await event(error.body)

@@ -7,19 +7,21 @@ API, `top_k`, `min_p`, `ignore_eos`, `stop_token_ids` and `cache_salt` are under
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 
 from engine.request import FinishReason, RequestError, RequestOutput, SamplingParams
 from engine.serving.errors import ApiError
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256
 MAX_NAME_LENGTH = 64
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (None, 1),
     "best_of": (None, 1),
     "echo": (None, False),
     "logprobs": (None, False),
@@ -55,6 +57,7 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
+    n: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[_TokenId] | None = None
     ignore_eos: bool | None = None
@@ -98,11 +101,12 @@ class GenerationBody(msgspec.Struct, kw_only=True):
                 stop_token_ids=tuple(self.stop_token_ids or ()),
                 ignore_eos=bool(self.ignore_eos),
                 cache_salt=self.cache_salt,
+                n=1 if self.n is None else self.n,
                 **fields,
             )
         except RequestError as error:
-            named = next((f for f in ("max_tokens", *given) if str(error).startswith(f)), "stop")
-            raise ApiError(str(error), param=named) from error
+            named = next((f for f in ("max_tokens", "n ", *given) if str(error).startswith(f)), "stop")
+            raise ApiError(str(error), param=named.strip()) from error
 
 
 class CompletionBody(GenerationBody, kw_only=True):
@@ -204,7 +208,7 @@ def decode_body(raw: bytes, kind: type[Body]) -> Body:
         raise ApiError("the body is not a JSON object")
     for name, neutral in _NEUTRAL.items():
         if name in value and value[name] not in neutral:
-            wish = "only 1 is" if name in ("n", "best_of") else "leave it out"
+            wish = "only 1 is" if name == "best_of" else "leave it out"
             raise ApiError(f"{name}: not supported here; {wish}", param=name, code="unsupported_parameter")
     try:
         return msgspec.convert(value, kind)
@@ -217,13 +221,15 @@ def decode_body(raw: bytes, kind: type[Body]) -> Body:
         raise ApiError(message, param=param, code="missing_required_parameter" if missing else None) from error
 
 
-def usage(output: RequestOutput) -> dict[str, Any]:
-    """Token counts, cached prompt tokens included."""
+def usage(choices: Sequence[RequestOutput]) -> dict[str, Any]:
+    """Token counts of all choices' last outputs; the prompt, which they share, counts once."""
+    first = choices[0]
+    generated = sum(output.num_output_tokens for output in choices)
     return {
-        "prompt_tokens": output.num_prompt_tokens,
-        "completion_tokens": output.num_output_tokens,
-        "total_tokens": output.num_prompt_tokens + output.num_output_tokens,
-        "prompt_tokens_details": {"cached_tokens": output.num_cached_tokens},
+        "prompt_tokens": first.num_prompt_tokens,
+        "completion_tokens": generated,
+        "total_tokens": first.num_prompt_tokens + generated,
+        "prompt_tokens_details": {"cached_tokens": first.num_cached_tokens},
     }
 
 
@@ -239,25 +245,29 @@ class AnswerForm:
         self._chat = chat
         self._frame = {"id": answer_id, "created": created, "model": model}
 
-    def whole(self, text: str, last: RequestOutput) -> dict[str, Any]:
-        """The answer in one piece."""
-        reason = finish_word(last.finish_reason)
-        choice: dict[str, Any] = {"index": 0, "finish_reason": reason, "logprobs": None}
-        if self._chat:
-            choice["message"] = {"role": "assistant", "content": text, "refusal": None}
-            return self._frame | {"object": "chat.completion", "choices": [choice], "usage": usage(last)}
-        choice["text"] = text
-        return self._frame | {"object": "text_completion", "choices": [choice], "usage": usage(last)}
+    def whole(self, answers: Sequence[tuple[str, RequestOutput]]) -> dict[str, Any]:
+        """The answer in one piece: the text and the last output of each choice."""
+        choices: list[dict[str, Any]] = []
+        for text, last in answers:
+            reason = finish_word(last.finish_reason)
+            choice: dict[str, Any] = {"index": last.index, "finish_reason": reason, "logprobs": None}
+            if self._chat:
+                choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+            else:
+                choice["text"] = text
+            choices.append(choice)
+        kind = "chat.completion" if self._chat else "text_completion"
+        return self._frame | {"object": kind, "choices": choices, "usage": usage([last for _, last in answers])}
 
-    def opening(self) -> dict[str, Any] | None:
-        """The first chunk of a conversation's answer, which names the role."""
-        return self._chunk({"role": "assistant", "content": ""}, None) if self._chat else None
+    def opening(self, index: int = 0) -> dict[str, Any] | None:
+        """The first chunk of a choice in a conversation, which names the role."""
+        return self._chunk({"role": "assistant", "content": ""}, None, index) if self._chat else None
 
-    def chunk(self, text: str, reason: FinishReason | None) -> dict[str, Any]:
-        """A chunk with new text, the last one with the reason."""
-        return self._chunk({"content": text} if text else {}, finish_word(reason), text)
+    def chunk(self, text: str, reason: FinishReason | None, index: int = 0) -> dict[str, Any]:
+        """A chunk with new text of a choice, its last one with the reason."""
+        return self._chunk({"content": text} if text else {}, finish_word(reason), index, text)
 
-    def closing_usage(self, last: RequestOutput) -> dict[str, Any]:
+    def closing_usage(self, last: Sequence[RequestOutput]) -> dict[str, Any]:
         """The chunk after the last that carries the usage and no choice."""
         return self._frame | {"object": self._chunk_object, "choices": [], "usage": usage(last)}
 
@@ -265,7 +275,7 @@ class AnswerForm:
     def _chunk_object(self) -> str:
         return "chat.completion.chunk" if self._chat else "text_completion"
 
-    def _chunk(self, delta: dict[str, str], reason: str | None, text: str = "") -> dict[str, Any]:
-        choice: dict[str, Any] = {"index": 0, "finish_reason": reason, "logprobs": None}
+    def _chunk(self, delta: dict[str, str], reason: str | None, index: int, text: str = "") -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": index, "finish_reason": reason, "logprobs": None}
         choice |= {"delta": delta} if self._chat else {"text": text}
         return self._frame | {"object": self._chunk_object, "choices": [choice]}

@@ -30,6 +30,7 @@ _INT64_MAX = 2**63 - 1
 _ALLOCATE, _SHARE, _FILL, _HASH = int(Op.ALLOCATE), int(Op.SHARE), int(Op.FILL), int(Op.HASH)
 _RELEASE, _EVICT, _COPY = int(Op.RELEASE), int(Op.EVICT), int(Op.COPY)
 _SWAP_OUT, _SWAP_IN = int(Op.SWAP_OUT), int(Op.SWAP_IN)
+_DROP = int(Op.DROP)
 _SECOND_BLOCK = (_COPY, _SWAP_IN)
 """Operations whose block of the pool is `b`."""
 
@@ -46,6 +47,7 @@ ARRAYS: dict[str, Any] = {
     "cpu_owner": np.int32,
     "cpu_logical": np.int32,
     "cpu_filled": np.int32,
+    "cpu_key": np.int64,
 }
 """The arrays of a state and their types."""
 
@@ -71,6 +73,8 @@ class BlockFold:
         self.cpu_owner: npt.NDArray[np.int32] = np.full(cpu, NO_REQUEST, np.int32)
         self.cpu_logical: npt.NDArray[np.int32] = np.full(cpu, -1, np.int32)
         self.cpu_filled: npt.NDArray[np.int32] = np.zeros(cpu, np.int32)
+        self.cpu_key: npt.NDArray[np.int64] = np.zeros(cpu, np.int64)
+        self.cpu_used = 0
         self.used = 0
         self.cached = 0
         self.free = n
@@ -108,6 +112,9 @@ class BlockFold:
         last_op, touched = self._m_last_op, self._m_touched
         index = self.step
         for op, a, b, c in ops:
+            if op == _DROP:
+                self._drop(a, b)
+                continue
             block = b if op in _SECOND_BLOCK else a
             if not 0 <= block < n:
                 self._violate("operation", -1, f"operation {op} on block {block}, of a pool of {n}")
@@ -141,7 +148,7 @@ class BlockFold:
             elif op == _SWAP_OUT:
                 self._swap_out(block, b, c)
             elif op == _SWAP_IN:
-                self._swap_in(a, block)
+                self._swap_in(a, block, c)
             else:
                 self._violate("operation", block, f"unknown operation {op}")
                 continue
@@ -292,18 +299,49 @@ class BlockFold:
         self._m_logical[block] = -1
 
     def _swap_out(self, block: int, cpu_block: int, request: int) -> None:
-        if not (0 <= cpu_block < self.header.num_cpu_blocks and 0 <= request <= INT32_MAX):
+        if not (0 <= cpu_block < self.header.num_cpu_blocks and NO_REQUEST <= request <= INT32_MAX):
             self._violate("operation", block, f"it was swapped out to CPU block {cpu_block} for request {request}")
             return
+        if self._m_filled[block] <= 0:
+            self._violate("operation", block, f"it was swapped out to CPU block {cpu_block}, but it holds nothing")
+            return
+        if self.cpu_filled[cpu_block] > 0:
+            self._violate("cpu_pool", block, f"it was swapped out to CPU block {cpu_block}, which is not free")
+        else:
+            self.cpu_used += 1
         self.cpu_owner[cpu_block] = request
         self.cpu_logical[cpu_block] = self._m_logical[block]
         self.cpu_filled[cpu_block] = self._m_filled[block]
+        self.cpu_key[cpu_block] = self._m_key[block]
 
-    def _swap_in(self, cpu_block: int, block: int) -> None:
+    def _swap_in(self, cpu_block: int, block: int, request: int) -> None:
         if not 0 <= cpu_block < self.header.num_cpu_blocks:
             self._violate("operation", block, f"it was swapped in from CPU block {cpu_block}")
             return
+        if self._m_refs[block] <= 0:
+            self._violate("operation", block, f"request {request} swapped content into it without holding it")
+            return
+        owner = self.cpu_owner[cpu_block]
+        if owner not in (request, NO_REQUEST):
+            self._violate("cpu_pool", block, f"request {request} swapped in what belongs to request {owner}")
         self._m_filled[block] = int(self.cpu_filled[cpu_block])
+        self._clear_cpu(cpu_block)
+
+    def _drop(self, cpu_block: int, request: int) -> None:
+        if not 0 <= cpu_block < self.header.num_cpu_blocks:
+            self._violate("operation", -1, f"CPU block {cpu_block} was let go, of {self.header.num_cpu_blocks}")
+            return
+        if self.cpu_owner[cpu_block] != request:
+            owner = self.cpu_owner[cpu_block]
+            self._violate("cpu_pool", -1, f"request {request} let CPU block {cpu_block} of request {owner} go")
+        self._clear_cpu(cpu_block)
+
+    def _clear_cpu(self, cpu_block: int) -> None:
+        if self.cpu_filled[cpu_block] > 0:
+            self.cpu_used -= 1
+        else:
+            self._violate("cpu_pool", -1, f"CPU block {cpu_block} was emptied, but it holds nothing")
         self.cpu_owner[cpu_block] = NO_REQUEST
         self.cpu_logical[cpu_block] = -1
         self.cpu_filled[cpu_block] = 0
+        self.cpu_key[cpu_block] = 0

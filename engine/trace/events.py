@@ -39,9 +39,13 @@ class Op(enum.IntEnum):
     COPY = 6
     """(source, destination, n): copy on write of the first n slots."""
     SWAP_OUT = 7
-    """(block, cpu_block, request): content moved to the CPU pool."""
+    """(block, cpu_block, request): content copied to the CPU pool, for a request or, with NO_REQUEST, since the cached
+    content is about to be evicted; references to the block stay as they are."""
     SWAP_IN = 8
-    """(cpu_block, block, request): content moved back."""
+    """(cpu_block, block, request): content moved back; the CPU block is free then."""
+    DROP = 9
+    """(cpu_block, request, key): a content in the CPU pool is let go, a request's or, with NO_REQUEST, an offloaded
+    one."""
 
 
 class BlockOp(NamedTuple):
@@ -82,6 +86,10 @@ class Reason(enum.StrEnum):
 
     FITS = "fits"
     """needs, free, cached_tokens: new blocks it takes, free blocks before, tokens found in the prefix cache."""
+    SWAPPED_IN = "swapped_in"
+    """needs, free, cached_tokens, swapped: it goes on where it was; so many blocks were brought back."""
+    FORKED = "forked"
+    """parent, shared, cached_tokens: split off a running request, whose blocks with so many tokens it shares."""
     NO_BLOCKS = "no_blocks"
     """needs, free: blocks that the known tokens need, and how many are free."""
     SEQUENCE_CAP = "sequence_cap"
@@ -94,11 +102,17 @@ class Reason(enum.StrEnum):
     """needs, free, to, released: the request `to` needed blocks; this one, the youngest, released its own."""
     GAVE_WAY_TO_ITSELF = "gave_way_to_itself"
     """needs, free, released: it was the youngest itself."""
+    SWAPPED_OUT = "swapped_out"
+    """needs, free, to, released, swapped: as GAVE_WAY, and so many blocks were copied to the CPU pool."""
+    SWAPPED_OUT_ITSELF = "swapped_out_itself"
+    """needs, free, released, swapped: as GAVE_WAY_TO_ITSELF."""
     NEVER_FITS = "never_fits"
     """needs, pool: blocks the prompt and its first new token need, and how many the pool has."""
     TOO_LONG = "too_long"
     """tokens, limit: max_model_len."""
     EMPTY_PROMPT = "empty_prompt"
+    PARENT_ENDED = "parent_ended"
+    """parent: it was to be forked from a request that has ended."""
     OUTGREW_POOL = "outgrew_pool"
     """needs, pool: alone in the pool, and it still needs more."""
     STEP_FAILED = "step_failed"

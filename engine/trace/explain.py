@@ -25,21 +25,28 @@ _VERBS = {
 
 _SHORT = {
     Reason.FITS: "takes {needs:block} of {free} free",
+    Reason.SWAPPED_IN: "swapped in {swapped:block}",
+    Reason.FORKED: "forked from #{parent}, shares {shared:block}",
     Reason.NO_BLOCKS: "needs {needs:block}, {free} free",
     Reason.SEQUENCE_CAP: "{running} of {limit} places taken",
     Reason.TOKEN_BUDGET: "{scheduled} of {limit} tokens scheduled",
     Reason.BEHIND: "behind #{ahead}",
     Reason.GAVE_WAY: "gave {released:block} to #{to}, which needs {needs}",
     Reason.GAVE_WAY_TO_ITSELF: "needs {needs:block}, {free} free, youngest itself",
+    Reason.SWAPPED_OUT: "swapped out {swapped:block} for #{to}, which needs {needs}",
+    Reason.SWAPPED_OUT_ITSELF: "swapped out {swapped:block}, needs {needs}, {free} free",
     Reason.NEVER_FITS: "needs {needs:block}, pool has {pool}",
     Reason.TOO_LONG: "{tokens:token}, limit {limit}",
     Reason.EMPTY_PROMPT: "empty prompt",
+    Reason.PARENT_ENDED: "#{parent} has ended",
     Reason.OUTGREW_POOL: "needs {needs:block}, pool has {pool}",
     Reason.STEP_FAILED: "its step failed",
 }
 
 _LONG = {
     Reason.FITS: "it takes {needs:new block} of the {free} free ones",
+    Reason.SWAPPED_IN: "{swapped:block} were swapped in from the CPU pool, and it goes on where it was",
+    Reason.FORKED: "it is forked from request {parent} and shares its {shared:block}",
     Reason.NO_BLOCKS: "its tokens need {needs:block}, but only {free} can be taken",
     Reason.SEQUENCE_CAP: "{running:request} run already, and the limit is {limit} (max_num_seqs)",
     Reason.TOKEN_BUDGET: (
@@ -54,9 +61,18 @@ _LONG = {
         "it needed {needs:block}, {free} were free, and it is the youngest itself, so it released its "
         "{released:block}; its tokens are kept, their keys and values are computed again later"
     ),
+    Reason.SWAPPED_OUT: (
+        "request {to} needed {needs:block} and {free} were free, so this one, the youngest, released its "
+        "{released:block}; {swapped:block} were swapped out to the CPU pool and are brought back later"
+    ),
+    Reason.SWAPPED_OUT_ITSELF: (
+        "it needed {needs:block}, {free} were free, and it is the youngest itself, so it released its "
+        "{released:block}; {swapped:block} were swapped out to the CPU pool and are brought back later"
+    ),
     Reason.NEVER_FITS: "its prompt and one new token need {needs:block}, and the whole pool has {pool}",
     Reason.TOO_LONG: "its prompt has {tokens:token}, and the longest request is {limit} (max_model_len)",
     Reason.EMPTY_PROMPT: "its prompt is empty",
+    Reason.PARENT_ENDED: "it was to be forked from request {parent}, which has ended",
     Reason.OUTGREW_POOL: "alone in the pool it needs {needs:block}, and the whole pool has {pool}",
     Reason.STEP_FAILED: "the step that it was in failed",
 }
@@ -100,6 +116,10 @@ def long(decision: Decision) -> str:
         word = f"is {word}" if decision.kind != DecisionKind.FAILED else word
     cached = decision.numbers.get("cached_tokens", 0)
     prefix = f"; {_Number(cached):token} of it came from the prefix cache" if cached else ""
+    if decision.reason == Reason.FORKED or decision.reason == Reason.SWAPPED_IN:
+        prefix = f", with {_Number(cached):token} computed"
+    elif (brought := decision.numbers.get("swapped", 0)) and decision.reason == Reason.FITS:
+        prefix += f", {_Number(brought):block} of it from the CPU pool"
     return f"Request {decision.request} {word}: {_fill(_LONG, decision)}{prefix}."
 
 

@@ -29,7 +29,8 @@ class Violation(NamedTuple):
 
     Attributes:
         name: Which one, a short fixed word: `references`, `partition`, `free_queue`, `filled`, `hashed_full`,
-            `counters`, `tables`, or what an operation did wrong (`operation`, `request`, `sequence`, `size`).
+            `counters`, `tables`, `cpu_pool`, or what an operation did wrong (`operation`,
+            `request`, `sequence`, `size`).
         block: The block concerned, or -1 where none is.
         step: Index of the step after which it was broken.
         message: One line with the numbers.
@@ -88,6 +89,8 @@ def check(state: PoolState) -> list[Violation]:
     _check_partition(state, found)
     _check_free_queue(state, found)
     _check_hashed_full(state, found)
+    if state.header.num_cpu_blocks:
+        _check_cpu_pool(state, found)
     return found
 
 
@@ -187,3 +190,33 @@ def _check_hashed_full(state: PoolState, found: list[Violation]) -> None:
                 f"its content can be found, but only {int(state.filled[block])} of {size} slots are filled",
             )
         )
+
+
+def _check_cpu_pool(state: PoolState, found: list[Violation]) -> None:
+    """Swapped contents belong to preempted requests, place by place; offloaded ones are full and there once."""
+
+    def violate(cpu_block: int, message: str) -> None:
+        found.append(Violation("cpu_pool", -1, state.step, f"CPU block {cpu_block} {message}"))
+
+    held = state.cpu_filled > 0
+    if int(np.count_nonzero(held)) != state.cpu_used:
+        message = f"{np.count_nonzero(held)} CPU blocks are filled; the state counts {state.cpu_used}"
+        found.append(Violation("cpu_pool", -1, state.step, message))
+    for cpu_block in np.flatnonzero(~held & ((state.cpu_owner >= 0) | (state.cpu_key != 0)))[:MAX_NAMED].tolist():
+        violate(cpu_block, "holds nothing, but has an owner or a key")
+    places: set[tuple[int, int]] = set()
+    for cpu_block in np.flatnonzero(held & (state.cpu_owner >= 0)).tolist():
+        owner, logical = int(state.cpu_owner[cpu_block]), int(state.cpu_logical[cpu_block])
+        request = state.requests.get(owner)
+        if request is None or request.status is not RequestStatus.PREEMPTED:
+            violate(cpu_block, f"is of request {owner}, which is not preempted")
+        if (owner, logical) in places:
+            violate(cpu_block, f"holds place {logical} of request {owner} a second time")
+        places.add((owner, logical))
+    offloaded = np.flatnonzero(held & (state.cpu_owner < 0))
+    size = state.header.block_size
+    keys = state.cpu_key[offloaded]
+    for cpu_block in offloaded[(keys == 0) | (state.cpu_filled[offloaded] != size)][:MAX_NAMED].tolist():
+        violate(cpu_block, "holds an offloaded content that is not full or has no key")
+    if len(np.unique(keys)) != len(keys):
+        found.append(Violation("cpu_pool", -1, state.step, "a content was offloaded twice"))

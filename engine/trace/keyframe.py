@@ -175,6 +175,7 @@ def from_keyframe(header: Header, keyframe: Keyframe) -> PoolState:
     state.used = int(np.count_nonzero(state.refs))
     state.cached = int(np.count_nonzero((state.refs == 0) & (state.key != 0)))
     state.free = n - state.used - state.cached
+    state.cpu_used = int(np.count_nonzero(state.cpu_filled))
     _read_requests(state, keyframe)
     if not all(0 <= block < n for block in keyframe.holders):
         raise ValueError(f"a holder of a block outside the pool of {n}")
@@ -202,6 +203,7 @@ def _limits(header: Header, keyframe: Keyframe) -> dict[str, tuple[int, int]]:
         "cpu_owner": (-1, INT32_MAX),
         "cpu_logical": (-1, INT32_MAX),
         "cpu_filled": (0, header.block_size),
+        "cpu_key": (-(2**63), 2**63 - 1),
     }
 
 
@@ -256,7 +258,7 @@ def differences(state: PoolState, other: PoolState) -> list[str]:
     """How two states differ, one line each; empty where they are equal in everything that can be seen."""
     found: list[str] = []
     for name in (
-        *("header", "step", "time_ns", "used", "cached", "free", "counters", "last_step", "violations"),
+        *("header", "step", "time_ns", "used", "cached", "free", "cpu_used", "counters", "last_step", "violations"),
         *("num_violations", "_next_order", "_holders", "_finished"),
     ):
         a, b = getattr(state, name), getattr(other, name)

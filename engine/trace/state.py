@@ -63,7 +63,10 @@ class PoolState(BlockFold):
         free_order: int64: among blocks without references the smallest is allocated next.
         cpu_owner: int32[num_cpu_blocks]: whose content was swapped out to the CPU block; -1 where none.
         cpu_logical: int32: that content's place in its owner's table.
-        cpu_filled: int32: its slots.
+        cpu_filled: int32: its slots; 0 where the CPU block is free. A filled one without an owner holds a cached
+            content that was evicted from the cache.
+        cpu_key: int64: content key, 0 where it was not hashed.
+        cpu_used: CPU blocks with a content.
         requests: Live requests and the last 256 finished, by number, in order of arrival.
         counters: As the last step told them.
         last_step: The last step applied.

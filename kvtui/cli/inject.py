@@ -28,7 +28,8 @@ class ArrivalName(enum.StrEnum):
 
 def inject_command(
     workload: Annotated[
-        str | None, typer.Option(metavar="NAME|FILE", help="chat, rag, burst, long, or a file.", show_default=False)
+        str | None,
+        typer.Option(metavar="NAME|FILE", help="chat, rag, burst, long, fork, or a file.", show_default=False),
     ] = None,
     prompt: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Ask this instead, and print the answer.", show_default=False)

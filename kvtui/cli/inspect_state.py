@@ -34,6 +34,8 @@ def state_lines(state: PoolState, glyphs: Glyphs) -> list[str]:
         f"step {state.step:,} at {state.time_ns / 1e9:,.3f} s: {queues}",
         f"{state.used:,} used + {state.cached:,} cached + {state.free:,} free = {state.header.num_blocks:,} blocks",
     ]
+    if state.header.num_cpu_blocks:
+        lines.append(f"{state.cpu_used:,} of {state.header.num_cpu_blocks:,} CPU blocks hold something")
     if step is not None:
         lines.append(
             f"schedule {step.schedule_ns / 1e6:.2f} ms, execute {step.execute_ns / 1e6:.2f} ms, "

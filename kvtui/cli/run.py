@@ -53,6 +53,14 @@ class AttentionName(enum.StrEnum):
     triton = "triton"
 
 
+class PreemptionName(enum.StrEnum):
+    """What happens to the youngest request under pressure."""
+
+    recompute = "recompute"
+    swap = "swap"
+    auto = "auto"
+
+
 _ENGINE, _WORK, _SCREEN, _OUT = "The engine", "What it is asked", "The screen", "Recording and listening"
 _cache, _scheduler = CacheConfig(), SchedulerConfig()
 
@@ -73,6 +81,18 @@ def run_command(
         bool,
         typer.Option("--prefix-caching/--no-prefix-caching", help="Share equal prefixes.", rich_help_panel=_ENGINE),
     ] = True,
+    cpu_blocks: Annotated[
+        int,
+        typer.Option(help="Blocks in the host's memory, for what is evicted or swapped out.", rich_help_panel=_ENGINE),
+    ] = _cache.num_cpu_blocks,
+    preemption: Annotated[
+        PreemptionName,
+        typer.Option(
+            help="Of the youngest under pressure: compute its blocks again, swap them to the CPU pool, or (auto) "
+            "what costs less.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = PreemptionName.recompute,
     max_num_seqs: Annotated[
         int, typer.Option(help="Requests running at once.", rich_help_panel=_ENGINE)
     ] = _scheduler.max_num_seqs,
@@ -93,7 +113,8 @@ def run_command(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of sampling and arrivals.", rich_help_panel=_ENGINE)] = 0,
     workload: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="chat, rag, burst, long, a file, or none.", rich_help_panel=_WORK)
+        str,
+        typer.Option(metavar="NAME|FILE", help="chat, rag, burst, long, fork, a file, or none.", rich_help_panel=_WORK),
     ] = DEFAULT_WORKLOAD,
     rate: Annotated[
         float | None, typer.Option(help="Sessions a second (Poisson) instead of its own times.", rich_help_panel=_WORK)
@@ -158,8 +179,11 @@ def run_command(
     """
     config = EngineConfig(
         model=ModelConfig(model=model, device=device, dtype=dtype.value, attention=attention.value),
-        cache=CacheConfig(block_size=block_size, num_blocks=num_blocks, prefix_caching=prefix_caching),
+        cache=CacheConfig(
+            block_size=block_size, num_blocks=num_blocks, prefix_caching=prefix_caching, num_cpu_blocks=cpu_blocks
+        ),
         scheduler=SchedulerConfig(
+            preemption=preemption.value,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_prefill_chunk=max_prefill_chunk,

@@ -182,6 +182,7 @@ def request_body(session: Session, answers: list[str], server: Server) -> tuple[
         "stop": list(params.stop),
         "ignore_eos": params.ignore_eos,
         "cache_salt": params.cache_salt,
+        "n": params.n if params.n > 1 else None,
     }
     body |= {key: value for key, value in extras.items() if value}
     prompt = session.prompt
@@ -214,8 +215,10 @@ async def _read_events(answer: httpx.Response, outcome: Outcome, on_text: Callab
             if text:
                 if outcome.first is None:
                     outcome.first = time.monotonic()
-                outcome.text.append(text)
-                on_text(text)
+                # Of several choices a conversation goes on from the first.
+                if not choice.get("index"):
+                    outcome.text.append(text)
+                    on_text(text)
         if counts := event.get("usage"):
             outcome.prompt_tokens = counts.get("prompt_tokens", 0)
             outcome.output_tokens = counts.get("completion_tokens", 0)

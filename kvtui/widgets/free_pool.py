@@ -54,7 +54,7 @@ class FreePool(LinePanel):
         gutter = self._gutter(header.num_blocks, width)
         gathered = gather(view.history, width - gutter - 1, self._per_column)
         if gathered is None or self._waste is None:
-            nothing = ("levels", state.used, state.cached, state.free, None)
+            nothing = ("levels", state.used, state.cached, state.free, state.cpu_used, None)
             return [nothing, "", "No step yet: the pool's level is drawn from the first one on."]
         self._per_column_now = gathered.steps_per_column
         words: list[Hashable] = [("waste", self._waste), ("bytes", self._waste)]
@@ -76,7 +76,7 @@ class FreePool(LinePanel):
             for y in range(rows):
                 label = str(header.num_blocks) if y == 0 else "0" if y == rows - 1 else ""
                 chart.append(("chart", label, codes[y].tobytes()))
-        levels = ("levels", state.used, state.cached, state.free, None if words else self._waste)
+        levels = ("levels", state.used, state.cached, state.free, state.cpu_used, None if words else self._waste)
         return [levels, *chart, *events, *axis, *words]
 
     @staticmethod
@@ -112,7 +112,7 @@ class FreePool(LinePanel):
         self.redraw()
 
 
-def _draw_levels(line: Line, view: View, used: int, cached: int, free: int, waste: Waste | None) -> None:
+def _draw_levels(line: Line, view: View, used: int, cached: int, free: int, cpu_used: int, waste: Waste | None) -> None:
     palette, glyphs = view.palette, view.glyphs
     total = used + cached + free
     low = total > 0 and cached + free <= total // 20
@@ -126,6 +126,9 @@ def _draw_levels(line: Line, view: View, used: int, cached: int, free: int, wast
             line.add(glyph, style).gap()
         line.add(word, palette.muted).gap()
         line.add(f"{count:,}", palette.warning if low and word == "free" else palette.strong).gap(2)
+    num_cpu_blocks = view.state.header.num_cpu_blocks
+    if num_cpu_blocks:
+        line.add("cpu", palette.muted).gap().add(f"{cpu_used:,}/{num_cpu_blocks:,}", palette.strong).gap(2)
     if low and line.room > 12:
         line.add("nearly full", palette.warning).gap(2)
     if waste is not None:

@@ -104,6 +104,8 @@ def parts_of(view: View, url: str | None) -> list[Part]:
         Part(5, f"{header.num_blocks:,} blocks of {header.block_size}", "text"),
         Part(9, f"{per_block:,.0f} KiB each" if per_block >= 10 else f"{per_block:,.1f} KiB each", "muted"),
     ]
+    if header.num_cpu_blocks:
+        parts.append(Part(5, f"cpu {view.state.cpu_used:,}/{header.num_cpu_blocks:,}", "text"))
     if url:
         parts.append(Part(4, clean(url, ascii_only=ascii_only, limit=80), "accent"))
     if source.live and source.paused and behind > 0:

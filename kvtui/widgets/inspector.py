@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
 from textual.binding import Binding
 
 from engine.request import RequestStatus
@@ -210,6 +211,12 @@ def request_rows(view: View, request: RequestState, width: int) -> list[Row]:
         facts.extend([separator, (f"{request.num_cached}", "good"), (" from the cache", "muted")])
     if request.preemptions:
         facts.extend([separator, (f"preempted {request.preemptions}{view.glyphs.times}", "warning")])
+    if request.parent >= 0:
+        facts.extend([separator, ("forked from ", "muted"), (f"#{request.parent}", request.parent)])
+    swapped = int(np.count_nonzero(view.state.cpu_owner == request.request))
+    if swapped:
+        noun = "block" if swapped == 1 else "blocks"
+        facts.extend([separator, (f"{swapped} {noun} swapped out", "warning")])
     rows: list[Row] = [tuple(facts)]
     if request.waiting_for is not None and not request.status.is_finished:
         why = explain.long(request.waiting_for)

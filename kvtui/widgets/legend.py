@@ -55,8 +55,10 @@ class Legend(LinePanel, can_focus=False):
                 break
             line.add(glyph, style).gap(1 if glyph else 0)
             line.add(word, palette.muted).gap().add(f"{count:,}", palette.text).gap(2)
+        swapped = ((glyphs.swapped, palette.warning, "swapped"),) if view.state.header.num_cpu_blocks else ()
         for glyph, style, word in (
             (glyphs.evicted, palette.warning, "evicted"),
+            *swapped,
             (glyphs.free, palette.lit(palette.faint), "just changed"),
         ):
             if len(word) + 2 > line.room:

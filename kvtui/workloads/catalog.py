@@ -14,6 +14,7 @@ BUILTIN = {
     "rag": "one long document and many questions about it: the document is computed once and shared",
     "burst": "more than fits, all at once: requests wait, and are preempted",
     "long": "one long prompt among short ones: it is computed in chunks while they are answered",
+    "fork": "several continuations of each prompt: its blocks are shared, and copied where they are written to",
 }
 """Names of the built-in workloads, and what each one shows."""
 

@@ -26,6 +26,7 @@ class _Talk:
     session: Session
     answers: list[str] = field(default_factory=list)
     writing: list[str] = field(default_factory=list)
+    num_open: int = 0
     failed: bool = False
 
 
@@ -110,13 +111,18 @@ class WorkloadDriver:
         if talk.session.follow_ups:
             name += f" turn {len(talk.answers) + 1}"
         talk.writing = []
+        talk.num_open = talk.session.params.n
         self.num_sent += 1
 
         def receive(output: RequestOutput) -> None:
-            talk.writing.append(output.text)
+            if output.index == 0:
+                # Of several choices a conversation goes on from the first.
+                talk.writing.append(output.text)
             if output.finish_reason is not None:
-                talk.failed = output.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH)
-                self._ended.put(talk)
+                talk.failed |= output.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH)
+                talk.num_open -= 1
+                if talk.num_open == 0:
+                    self._ended.put(talk)
 
         try:
             self._engine.add_request(self._prompt(talk), talk.session.params, name=name, on_output=receive)

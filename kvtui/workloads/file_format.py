@@ -63,6 +63,7 @@ class SettingsRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, o
     stop: str | list[str] | None = None
     ignore_eos: bool | None = None
     cache_salt: str | None = None
+    n: int | None = None
 
 
 class RequestRecord(SettingsRecord, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -204,7 +205,7 @@ def _params(values: dict[str, Any], wrong: Any) -> SamplingParams:
         "cache_salt": values["cache_salt"],
         "seed": values["seed"],
     }
-    fields |= {key: values[key] for key in ("temperature", "top_p", "top_k", "min_p") if values[key] is not None}
+    fields |= {key: values[key] for key in ("temperature", "top_p", "top_k", "min_p", "n") if values[key] is not None}
     try:
         return SamplingParams(**fields)
     except RequestError as error:

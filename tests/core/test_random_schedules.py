@@ -27,6 +27,7 @@ from engine.trace.invariants import check
 from engine.trace.state import PoolState
 
 if TYPE_CHECKING:
+    from engine.config import Preemption
     from engine.core.scheduler_output import SchedulerOutput
 
 EOS_RATE = 0.03
@@ -111,6 +112,8 @@ class Schedules(RuleBasedStateMachine):
         budget=st.integers(1, 40),
         chunk=st.sampled_from([0, 0, 1, 3, 7]),
         max_model_len=st.integers(8, LONGEST),
+        num_cpu_blocks=st.sampled_from([0, 0, 1, 3, 8, 24]),
+        preemption=st.sampled_from(["swap", "swap", "recompute", "auto"]),
     )
     def start(
         self,
@@ -121,10 +124,14 @@ class Schedules(RuleBasedStateMachine):
         budget: int,
         chunk: int,
         max_model_len: int,
+        num_cpu_blocks: int,
+        preemption: Preemption,
     ) -> None:
         self.config = EngineConfig(
-            cache=CacheConfig(block_size, num_blocks, prefix_caching),
-            scheduler=SchedulerConfig(max_num_seqs, budget, chunk, max_model_len),
+            cache=CacheConfig(block_size, num_blocks, prefix_caching, num_cpu_blocks),
+            scheduler=SchedulerConfig(
+                max_num_seqs, budget, chunk, max_model_len, preemption if num_cpu_blocks else "recompute"
+            ),
         )
         self.runner = FlakyRunner(self.config, eos_rate=EOS_RATE)
         self.engine = PagedEngine(self.config, self.runner, SimulatedCodec())
@@ -135,15 +142,38 @@ class Schedules(RuleBasedStateMachine):
         self.text: dict[int, str] = {}
         self.ends: dict[int, FinishReason] = {}
         self.told: list[RequestOutput] = []
+        self.forked: set[int] = set()
+        self.unborn: dict[int, int] = {}
 
     # ------------------------------------------------------------ what may happen
 
     @rule(prompt=PROMPTS, params=PARAMS)
     def arrive(self, prompt: tuple[int, ...], params: SamplingParams) -> None:
         request = self.engine.add_request(list(prompt), params, on_output=self.told.append)
+        for index in range(params.n):
+            self.ask(request + index, prompt, replace(params, n=1, seed=(params.seed or 0) + index))
+
+    def ask(self, request: int, prompt: tuple[int, ...], params: SamplingParams) -> None:
         self.asked[request] = (prompt, params)
         self.tokens[request] = ()
         self.text[request] = ""
+
+    @rule(prompt=PROMPTS, params=PARAMS, n=st.integers(2, 4))
+    def arrive_with_choices(self, prompt: tuple[int, ...], params: SamplingParams, n: int) -> None:
+        self.forked |= {len(self.asked) + index for index in range(n)}
+        self.arrive(prompt, replace(params, n=n))
+
+    @precondition(lambda self: self.asked)
+    @rule(number=st.integers(0, 30), params=st.one_of(st.none(), PARAMS), times=st.integers(1, 3))
+    def fork(self, number: int, params: SamplingParams | None, times: int) -> None:
+        live = [n for n in self.asked if n not in self.ends] or list(self.asked)
+        for _ in range(times):
+            parent = live[number % len(live)]
+            request = self.engine.fork(parent, params, on_output=self.told.append)
+            # What it goes on from is known once the next step has begun.
+            self.ask(request, (), params or self.asked[parent][1])
+            self.forked.add(request)
+            self.unborn[request] = parent if params is None else -1
 
     @rule(prompt=PROMPTS, params=PARAMS, times=st.integers(2, 5))
     def arrive_together(self, prompt: tuple[int, ...], params: SamplingParams, times: int) -> None:
@@ -175,21 +205,44 @@ class Schedules(RuleBasedStateMachine):
         assert self.state is not None
         if isinstance(message, RequestArrived):
             self.state.apply(message)
+            self.born(message)
             return
         assert isinstance(message, StepTrace)
         limits = self.config.scheduler
         assert sum(member.num_scheduled for member in message.batch) <= limits.max_num_batched_tokens
         assert len(message.batch) <= limits.max_num_seqs
         assert all(m.num_scheduled <= (limits.max_prefill_chunk or 10**9) for m in message.batch)
-        assert [m.request for m in message.batch] == sorted({m.request for m in message.batch})
+        members = [m.request for m in message.batch]
+        assert len(set(members)) == len(members)
+        assert self.in_order(members)
         self.state.apply(message)
+
+    def in_order(self, requests: list[int]) -> bool:
+        """Whether they came in this order; forks take part from when they are made."""
+        own = [request for request in requests if request not in self.forked]
+        return own == sorted(own)
+
+    def born(self, message: RequestArrived) -> None:
+        parent = self.unborn.pop(message.request, None)
+        if parent is None:
+            return
+        prompt = tuple(message.prompt_token_ids)
+        params = self.asked[message.request][1]
+        if parent >= 0 and prompt:
+            their_prompt, params = self.asked[parent]
+            params = replace(
+                params,
+                max_tokens=params.max_tokens - (len(prompt) - len(their_prompt)),
+                seed=(params.seed or 0) + message.request - parent,
+            )
+        self.asked[message.request] = (prompt, params)
 
     def one_step(self) -> None:
         self.told.clear()
         outputs = self.engine.step()
         assert outputs == self.told, "step() and on_output tell different things"
         for output in outputs:
-            request = output.request_id
+            request = output.request_id + output.index
             assert request not in self.ends, f"request {request} went on after its end"
             self.tokens[request] += output.token_ids
             self.text[request] += output.text
@@ -205,6 +258,9 @@ class Schedules(RuleBasedStateMachine):
         )
         prompt, params = self.asked[request]
         slots = self.config.cache.num_blocks * self.config.cache.block_size
+        if output.error is not None and "only a live request can be forked" in output.error:
+            assert (prompt, self.tokens[request]) == ((), ())
+            return
         never_fits = not 0 < len(prompt) < min(self.config.scheduler.max_model_len, slots)
         assert (output.finish_reason is FinishReason.REFUSED) == (
             never_fits and output.finish_reason != FinishReason.ABORT
@@ -236,13 +292,15 @@ class Schedules(RuleBasedStateMachine):
         assert [block.block_hash is not None for block in pool.blocks] == (state.key != 0).tolist()
         idle = [block for block in range(pool.num_blocks) if state.refs[block] == 0]
         assert [block.block_id for block in pool.free_queue] == sorted(idle, key=lambda b: int(state.free_order[b]))
+        if scheduler.kv.cpu is not None:
+            assert state.cpu_used == scheduler.kv.cpu.num_used
         for number, request in scheduler.running.items():
             assert state.requests[number].table == scheduler.kv.block_table(number)
             assert state.requests[number].num_computed == request.num_computed_tokens < request.num_tokens
             assert request.status is RequestStatus.RUNNING
         # First come, first served: whoever runs came before whoever waits.
         order = [*scheduler.running, *scheduler.waiting]
-        assert order == sorted(order)
+        assert self.in_order(order)
         for number, request in scheduler.waiting.items():
             assert state.requests[number].waiting_for is not None, f"request {number} waits without a reason"
             assert state.requests[number].status is request.status
@@ -266,10 +324,12 @@ class Schedules(RuleBasedStateMachine):
         assert self.ends.keys() == self.asked.keys(), "some request never ended"
         pool = self.engine.scheduler.kv.pool
         assert (pool.num_used, pool.num_free) == (0, pool.num_blocks)
+        if self.state is not None:
+            assert not (self.state.cpu_owner >= 0).any(), "somebody who has ended is still swapped out"
         # Nothing is kept for requests that are gone.
         scheduler = self.engine.scheduler
         for keeper in (self.engine, scheduler, scheduler.kv, scheduler._wait_reasons):
-            kept = {name: value for name, value in vars(keeper).items() if isinstance(value, dict | list) and value}
+            kept = {name: held for name, held in vars(keeper).items() if isinstance(held, dict | list | set) and held}
             assert kept == {}, f"{type(keeper).__name__} keeps {kept}"
 
 

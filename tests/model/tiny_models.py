@@ -27,6 +27,7 @@ from engine.simulated import SimulatedCodec
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from engine.config import Preemption
     from engine.runner import TextCodec
 
 # Two threads that wait for each other at every small operation are slower than one, and far slower on a busy machine.
@@ -117,15 +118,18 @@ def engine_over(
     seed: int = 0,
     codec: TextCodec | None = None,
     attention: str = "reference",
+    num_cpu_blocks: int = 0,
+    preemption: Preemption = "recompute",
 ) -> PagedEngine:
     """An engine over a model and a cache that holds NaN wherever nothing was written."""
     config = EngineConfig(
-        cache=CacheConfig(block_size=block_size, num_blocks=num_blocks, prefix_caching=prefix_caching),
+        cache=CacheConfig(block_size, num_blocks, prefix_caching, num_cpu_blocks),
         scheduler=SchedulerConfig(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_prefill_chunk=chunk,
             max_model_len=256,
+            preemption=preemption,
         ),
         seed=seed,
     )

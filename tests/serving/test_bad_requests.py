@@ -22,7 +22,7 @@ def refused(answer: Any, status: int = 400) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("path", "body", "param", "said"),
     [
-        (CHAT, {"messages": MESSAGES, "n": 2}, "n", "only 1 is"),
+        (CHAT, {"messages": MESSAGES, "n": 0}, "n", "ask for 1 to 128"),
         (CHAT, {"messages": MESSAGES, "logprobs": True}, "logprobs", "not supported"),
         (CHAT, {"messages": MESSAGES, "tools": [{"type": "function"}]}, "tools", "not supported"),
         (CHAT, {"messages": MESSAGES, "max_tokens": 0}, "max_tokens", "at least 1"),

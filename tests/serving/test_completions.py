@@ -57,6 +57,39 @@ def test_a_streamed_answer_is_the_answer_in_one_piece(served):
     assert events[-2]["usage"]["completion_tokens"] == 12
 
 
+def test_several_choices_come_whole_and_streamed_and_the_prompt_counts_once(served):
+    ask = {"prompt": "the block is free", "n": 3, "temperature": 1.0, "seed": 4, "max_tokens": 7}
+    whole = served.http.post("/v1/completions", json=ask).json()
+    single = [
+        served.http.post("/v1/completions", json=ask | {"n": 1, "seed": 4 + index}).json()["choices"][0]["text"]
+        for index in range(3)
+    ]
+    events = events_of(
+        served.http.post("/v1/completions", json=ask | {"stream": True, "stream_options": {"include_usage": True}}).text
+    )
+
+    assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2]
+    assert [choice["text"] for choice in whole["choices"]] == single
+    assert len(set(single)) == 3
+    prompt_tokens = len(served.engine.codec.encode("the block is free"))
+    assert (whole["usage"]["prompt_tokens"], whole["usage"]["completion_tokens"]) == (prompt_tokens, 21)
+    streamed = ["", "", ""]
+    for event in events[:-2]:
+        streamed[event["choices"][0]["index"]] += event["choices"][0]["text"]
+    assert streamed == single
+    assert sum(event["choices"][0]["finish_reason"] is not None for event in events[:-2]) == 3
+    assert events[-2]["usage"]["completion_tokens"] == 21
+    assert events[-1] == "[DONE]"
+
+
+def test_a_streamed_chat_names_the_role_of_every_choice(served):
+    events = events_of(served.http.post("/v1/chat/completions", json=SAY | {"stream": True, "n": 2}).text)
+    choices = [event["choices"][0] for event in events[:-1]]
+    assert sorted(choice["index"] for choice in choices if "role" in choice["delta"]) == [0, 1]
+    texts = ["".join(c["delta"].get("content", "") for c in choices if c["index"] == index) for index in (0, 1)]
+    assert texts[0] == texts[1]  # greedy
+
+
 def test_a_stream_has_no_usage_unless_it_is_asked_for(served):
     events = events_of(served.http.post("/v1/completions", json={"prompt": "the block", "stream": True}).text)
 
@@ -155,8 +188,8 @@ def test_the_openai_client_drives_it(served):
 def test_the_openai_client_sees_what_it_did_wrong(served):
     client = client_of(served)
 
-    with pytest.raises(openai.BadRequestError, match="n: not supported here") as wrong:
-        client.chat.completions.create(model="simulated", messages=SAY["messages"], n=2)
+    with pytest.raises(openai.BadRequestError, match="n 1000 is not possible") as wrong:
+        client.chat.completions.create(model="simulated", messages=SAY["messages"], n=1000)
     assert wrong.value.param == "n"
     with pytest.raises(openai.NotFoundError, match="'gpt-4' is not served here; 'simulated' is"):
         client.chat.completions.create(model="gpt-4", messages=SAY["messages"])

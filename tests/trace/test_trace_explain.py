@@ -42,6 +42,11 @@ def test_a_decision_is_one_sentence_with_its_numbers(decision, in_a_cell, alone)
 
 NUMBERS = {
     Reason.FITS: ("needs", "free"),
+    Reason.SWAPPED_IN: ("swapped",),
+    Reason.FORKED: ("parent", "shared"),
+    Reason.SWAPPED_OUT: ("needs", "free", "to", "released", "swapped"),
+    Reason.SWAPPED_OUT_ITSELF: ("needs", "free", "released", "swapped"),
+    Reason.PARENT_ENDED: ("parent",),
     Reason.NO_BLOCKS: ("needs", "free"),
     Reason.SEQUENCE_CAP: ("running", "limit"),
     Reason.TOKEN_BUDGET: ("scheduled", "limit"),
