@@ -9,6 +9,7 @@ DEFAULT_MODEL = "smollm2"
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 Preemption = Literal["recompute"]
+Policy = Literal["paged", "contiguous", "static"]
 
 
 class ConfigError(ValueError):
@@ -55,7 +56,9 @@ class SchedulerConfig:
         max_num_batched_tokens: Tokens computed in one iteration, prefill and decode together.
         max_prefill_chunk: Tokens of one prompt computed in one iteration; 0 means only the budget limits it.
         max_model_len: Longest request, prompt and output together, in tokens.
-        preemption: What happens to the youngest request under pressure.
+        preemption: What happens to the youngest request under pressure; with another policy than `paged`, nobody is
+            preempted.
+        policy: `paged`, or one of the older ways in `engine.baselines`; those share no prefixes.
     """
 
     max_num_seqs: int = 32
@@ -63,6 +66,7 @@ class SchedulerConfig:
     max_prefill_chunk: int = 0
     max_model_len: int = 2048
     preemption: Preemption = "recompute"
+    policy: Policy = "paged"
 
     def __post_init__(self) -> None:
         _require(self.max_num_seqs >= 1, f"--max-num-seqs {self.max_num_seqs} is not possible: use at least 1")

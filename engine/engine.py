@@ -11,7 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Literal
 
-from engine.core.scheduler import Scheduler
+from engine.baselines.policy import scheduler_for
 from engine.request import Request, RequestError, RequestOutput, SamplingParams
 from engine.runner import Runner, RunnerError, TextCodec
 from engine.session import OutputCallback, Session
@@ -59,7 +59,7 @@ class PagedEngine:
         self.runner = runner
         self.codec = codec
         self.max_model_len = min(config.scheduler.max_model_len, runner.max_model_len)
-        self.scheduler = Scheduler(config, max_model_len=self.max_model_len, eos_token_ids=runner.eos_token_ids)
+        self.scheduler = scheduler_for(config, max_model_len=self.max_model_len, eos_token_ids=runner.eos_token_ids)
         self.on_work: Callable[[], None] | None = None
         self._clock = clock
         self._epoch_ns = clock()
@@ -71,12 +71,13 @@ class PagedEngine:
             model=runner.model_info,
             block_size=config.cache.block_size,
             num_blocks=config.cache.num_blocks,
-            prefix_caching=config.cache.prefix_caching,
+            prefix_caching=self.scheduler.kv.prefix_caching,
             max_num_seqs=config.scheduler.max_num_seqs,
             max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
             max_prefill_chunk=config.scheduler.max_prefill_chunk,
             max_model_len=self.max_model_len,
-            preemption=config.scheduler.preemption,
+            preemption=config.scheduler.preemption if config.scheduler.policy == "paged" else "none",
+            policy=config.scheduler.policy,
             started_at=time.time(),
         )
         self._tracer = Tracer(self.header)

@@ -26,8 +26,8 @@ class KVCacheManager:
         prefix_caching: Whether full blocks are published and looked for.
     """
 
-    def __init__(self, config: CacheConfig) -> None:
-        self.pool = BlockPool(config.num_blocks)
+    def __init__(self, config: CacheConfig, pool: BlockPool | None = None) -> None:
+        self.pool = pool or BlockPool(config.num_blocks)
         self.block_size = config.block_size
         self.prefix_caching = config.prefix_caching
         self._tables: dict[int, list[int]] = {}

@@ -26,12 +26,15 @@ _VERBS = {
 _SHORT = {
     Reason.FITS: "takes {needs:block} of {free} free",
     Reason.NO_BLOCKS: "needs {needs:block}, {free} free",
+    Reason.NO_HOLE: "needs {needs} in a row, hole {largest_hole}, {free} free",
+    Reason.BATCH_RUNNING: "{running} of the batch of {batch} still run",
     Reason.SEQUENCE_CAP: "{running} of {limit} places taken",
     Reason.TOKEN_BUDGET: "{scheduled} of {limit} tokens scheduled",
     Reason.BEHIND: "behind #{ahead}",
     Reason.GAVE_WAY: "gave {released:block} to #{to}, which needs {needs}",
     Reason.GAVE_WAY_TO_ITSELF: "needs {needs:block}, {free} free, youngest itself",
     Reason.NEVER_FITS: "needs {needs:block}, pool has {pool}",
+    Reason.RESERVATION_NEVER_FITS: "reserves {needs:block}, pool has {pool}",
     Reason.TOO_LONG: "{tokens:token}, limit {limit}",
     Reason.EMPTY_PROMPT: "empty prompt",
     Reason.OUTGREW_POOL: "needs {needs:block}, pool has {pool}",
@@ -41,6 +44,13 @@ _SHORT = {
 _LONG = {
     Reason.FITS: "it takes {needs:new block} of the {free} free ones",
     Reason.NO_BLOCKS: "its tokens need {needs:block}, but only {free} can be taken",
+    Reason.NO_HOLE: (
+        "it reserves {needs:block} in a row for the longest it can come to, and the largest hole has {largest_hole} of "
+        "the {free} free ones"
+    ),
+    Reason.BATCH_RUNNING: (
+        "a static batch takes in nobody until all of it is done, and {running} of its {batch:request} still run"
+    ),
     Reason.SEQUENCE_CAP: "{running:request} run already, and the limit is {limit} (max_num_seqs)",
     Reason.TOKEN_BUDGET: (
         "{scheduled:token} are scheduled in this step already, and the limit is {limit} (max_num_batched_tokens)"
@@ -55,6 +65,9 @@ _LONG = {
         "{released:block}; its tokens are kept, their keys and values are computed again later"
     ),
     Reason.NEVER_FITS: "its prompt and one new token need {needs:block}, and the whole pool has {pool}",
+    Reason.RESERVATION_NEVER_FITS: (
+        "its prompt and all that it may generate reserve {needs:block}, and the whole pool has {pool}"
+    ),
     Reason.TOO_LONG: "its prompt has {tokens:token}, and the longest request is {limit} (max_model_len)",
     Reason.EMPTY_PROMPT: "its prompt is empty",
     Reason.OUTGREW_POOL: "alone in the pool it needs {needs:block}, and the whole pool has {pool}",
