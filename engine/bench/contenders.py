@@ -1,4 +1,4 @@
-"""One side of the throughput comparison, in a process of its own: `python -m engine.bench.contenders SIDE WORKLOAD ...`.
+"""One side of the throughput comparison, in a process of its own: `python -m engine.bench.contenders SIDE FILE ...`.
 
 It loads its model, says so, and then runs the whole workload once for each line that it reads; each time it writes a
 line of JSON with tokens, elapsed seconds and CPU seconds. What the peers' packages print goes to standard error.
@@ -107,7 +107,7 @@ def transformers_static(work: Work, options: argparse.Namespace) -> Run:
 
 
 def transformers_continuous(work: Work, options: argparse.Namespace) -> Run:
-    """transformers' own continuous batching."""
+    """The continuous batching that transformers has."""
     from transformers import GenerationConfig
 
     model = _transformers(options)
@@ -142,7 +142,7 @@ def transformers_continuous(work: Work, options: argparse.Namespace) -> Run:
 
 
 def vllm(work: Work, options: argparse.Namespace) -> Run:
-    """vLLM's CPU build, offline."""
+    """The CPU build of vLLM, offline."""
     os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found,unused-ignore]
 

@@ -57,7 +57,7 @@ class Side:
     def __init__(self, name: str, arguments: Sequence[str], python: str, log: IO[bytes]) -> None:
         self.name = name
         self.results: list[dict[str, float]] = []
-        # By path and not by module, for a Python in which this project is not installed.
+        # From the folder of the project, for a Python in which it is not installed.
         command = [python, "-m", "engine.bench.contenders", name, *arguments]
         root = str(Path(__file__).parents[2])
         self._process = subprocess.Popen(
@@ -160,7 +160,9 @@ def policy_figures(sides: list[Side]) -> list[Figure]:
         if paged is not None and side is not paged:
             ratio = paged.median("batch") / side.median("batch")
             figures.append(Figure(f"average batch, paged over {policy}", ratio, "x"))
-            figures.append(Figure(f"tokens/s, paged over {policy}", paged.tokens_per_s / side.tokens_per_s, "x"))
+            per_cpu = paged.tokens_per_cpu_s / side.tokens_per_cpu_s
+            ratio = paged.tokens_per_s / side.tokens_per_s
+            figures.append(Figure(f"tokens/s, paged over {policy}", ratio, "x", f"{per_cpu:.2f} x by CPU time"))
         figures.append(Figure(f"average batch, {policy}", side.median("batch"), "requests"))
         figures.append(Figure(f"steps, {policy}", side.median("steps"), ""))
         figures.append(Figure(f"equal arrivals, {policy}", side.tokens_per_s, "tok/s"))
@@ -169,7 +171,7 @@ def policy_figures(sides: list[Side]) -> list[Figure]:
 
 def _peers(options: argparse.Namespace, base: list[str]) -> dict[str, tuple[str, Sequence[str]]]:
     """The peers that there are, and how each is started."""
-    sides: dict[str, tuple[str, Sequence[str]]] = {name: (sys.executable, base) for name in TRANSFORMERS}
+    sides: dict[str, tuple[str, Sequence[str]]] = dict.fromkeys(TRANSFORMERS, (sys.executable, base))
     wanted = {"vllm": (options.vllm_python, "vllm"), "openvino": (options.openvino_python, "openvino_genai")}
     for name, (python, package) in wanted.items():
         if python is None and importlib.util.find_spec(package) is None:
@@ -215,9 +217,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             figures += peer_figures(run_sides(sides, options.rounds, sink))
         if options.part != "peers":
             base += ["--num-blocks", str(options.policy_blocks), "--asked", str(options.asked)]
-            figures += policy_figures(
-                run_sides({name: (sys.executable, base) for name in POLICIES}, options.rounds, sink)
-            )
+            figures += policy_figures(run_sides(dict.fromkeys(POLICIES, (sys.executable, base)), options.rounds, sink))
         if not figures:
             log.seek(0)
             sys.stderr.write(log.read().decode(errors="replace")[-4000:])
