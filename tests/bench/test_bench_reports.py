@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -80,7 +81,7 @@ def test_a_side_that_cannot_start_is_left_out_with_a_line(tmp_path, capfd):
     workload.write_text(json.dumps([{"ids": [97] * 5, "out": 4}]))
     arguments = [str(workload), "--model", "simulated", "--vocabulary", "256"]
     sides = {"ours-paged": (sys.executable, arguments), "nobody": (sys.executable, arguments)}
-    with open(os.devnull, "wb") as log:
+    with Path(os.devnull).open("wb") as log:
         ran = engine_bench.run_sides(sides, 1, log)
     assert [(side.name, side.median("tokens")) for side in ran] == [("ours-paged", 4)]
     assert "left out: nobody ended" in capfd.readouterr().err
