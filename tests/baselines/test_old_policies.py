@@ -202,3 +202,14 @@ def test_old_policies_share_nothing_and_say_so_in_the_header(policy: str):
     run.engine.step()
     assert run.steps[-1].counters.prefix_hit_tokens == 0
     assert set(run.state.table(0)).isdisjoint(run.state.table(1))
+
+
+@pytest.mark.parametrize("policy", ["contiguous", "static"])
+def test_switching_policies_leaves_the_order_of_arrival(policy: str):
+    run = Followed(policy, num_blocks=10, max_num_seqs=3)
+    for n in range(9):
+        run.ask(3 + n % 3, 4 + n % 5)
+    started: list[int] = []
+    while run.engine.has_work:
+        started += [m for m in members(run.step()) if m not in started]
+    assert started == list(range(9))
