@@ -11,13 +11,12 @@ import signal
 import sys
 import time
 from threading import Timer
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from textual.app import App, SystemCommand
-from textual.binding import Binding
 from textual.scrollbar import ScrollBar, ScrollBarRender
 
 from engine.trace.invariants import quick_check
+from kvtui.actions import Actions
 from kvtui.capture_output import OutputCapture
 from kvtui.glyphs import choose_glyphs
 from kvtui.history import History
@@ -30,9 +29,8 @@ from kvtui.themes import PREFIX, Colorless, PlainScrollBar, textual_theme, varia
 from kvtui.view import BlockSelected, RequestSelected, View
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
-    from textual.binding import BindingType
     from textual.driver import Driver
     from textual.filter import LineFilter
     from textual.screen import Screen
@@ -40,9 +38,6 @@ if TYPE_CHECKING:
     from kvtui.sources.source import Source
     from kvtui.widgets.transport import SeekRequested
 
-SPEEDS = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0, 16.0)
-
-_KEY_NAMES = {"right_square_bracket": "]", "left_square_bracket": "[", "slash": "/", "question_mark": "?"}
 
 _SETTLED_SECONDS = 1.5
 """After the start: the first picture must not wait for it."""
@@ -54,7 +49,7 @@ EXIT_TERMINAL_SECONDS = 1.5
 """How long a quit waits for a terminal that takes nothing."""
 
 
-class KvtuiApp(App[None]):
+class KvtuiApp(Actions):
     """The dashboard over one source.
 
     Args:
@@ -73,37 +68,6 @@ class KvtuiApp(App[None]):
     ENABLE_COMMAND_PALETTE = True
     ESCAPE_TO_MINIMIZE = False
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("q", "quit", "Quit", id="app.quit"),
-        Binding("ctrl+q", "quit", "Quit", show=False, priority=True, id="app.quit-now"),
-        Binding("ctrl+c", "quit", "Quit", show=False, priority=True, id="app.interrupt"),
-        Binding("space", "toggle_pause", "Pause or resume", id="app.pause"),
-        Binding("right", "step(1)", "One step forward", id="app.step"),
-        Binding("left", "step(-1)", "One step back", id="app.back"),
-        Binding("shift+right", "step(10)", "Ten steps forward", id="app.step-ten"),
-        Binding("shift+left", "step(-10)", "Ten steps back", id="app.back-ten"),
-        Binding("home", "seek_start", "To the first step", id="app.start"),
-        Binding("end", "seek_end", "To the last step", id="app.end"),
-        Binding("right_square_bracket", "faster", "Faster", id="app.faster"),
-        Binding("left_square_bracket", "slower", "Slower", id="app.slower"),
-        Binding("tab", "next_panel", "Next panel", priority=True, id="app.next-panel"),
-        Binding("shift+tab", "previous_panel", "Previous panel", priority=True, id="app.previous-panel"),
-        Binding("1", "panel(1)", "Panel: physical blocks", id="app.blocks"),
-        Binding("2", "panel(2)", "Panel: requests", id="app.requests"),
-        Binding("3", "panel(3)", "Panel: free pool", id="app.pool"),
-        Binding("4", "panel(4)", "Panel: batch per iteration", id="app.batch"),
-        Binding("5", "panel(5)", "Panel: inspector and text", id="app.text"),
-        Binding("6", "panel(6)", "Panel: log", id="app.log"),
-        Binding("slash", "find", "Find a request or a block", id="app.find"),
-        Binding("enter", "panel(5)", "Inspect", id="app.inspect"),
-        Binding("escape", "deselect", "Select nothing", id="app.deselect"),
-        Binding("h,j,k", "pick_block", "Pick a block", show=False, id="app.pick-block"),
-        Binding("y", "copy", "Copy what the inspector shows", id="app.copy"),
-        Binding("t", "next_theme", "Next theme", id="app.theme"),
-        Binding("l", "panel(6)", "Log", id="app.log-letter"),
-        Binding("question_mark,f1", "help", "Help", id="app.help"),
-    ]
-
     def __init__(
         self,
         source: Source,
@@ -115,14 +79,14 @@ class KvtuiApp(App[None]):
         driver_class: type[Driver] | None = None,
     ) -> None:
         self._mono = bool(os.environ.get("NO_COLOR"))
-        self._palettes = load_palettes(self._mono)
-        if theme is not None and theme not in self._palettes:
-            raise ThemeError(f"there is no theme named {theme!r}: choose one of {', '.join(self._palettes)}")
-        self.palette: Palette = self._palettes[theme] if theme else next(iter(self._palettes.values()))
+        self.palettes = load_palettes(self._mono)
+        if theme is not None and theme not in self.palettes:
+            raise ThemeError(f"there is no theme named {theme!r}: choose one of {', '.join(self.palettes)}")
+        self.palette: Palette = self.palettes[theme] if theme else next(iter(self.palettes.values()))
         super().__init__(driver_class=driver_class)
-        if theme is None and self.console.color_system == "standard" and "ansi" in self._palettes:
-            self.palette = self._palettes["ansi"]
-        for palette in self._palettes.values():
+        if theme is None and self.console.color_system == "standard" and "ansi" in self.palettes:
+            self.palette = self.palettes["ansi"]
+        for palette in self.palettes.values():
             self.register_theme(textual_theme(palette))
         self.theme = PREFIX + self.palette.name
         self.source = source
@@ -156,24 +120,6 @@ class KvtuiApp(App[None]):
     def get_line_filters(self) -> Sequence[LineFilter]:
         """No colour at all where NO_COLOR asks for it."""
         return [Colorless()] if self._mono else super().get_line_filters()
-
-    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        """Every action by name, for the command palette."""
-        seen: set[str] = set()
-        for binding in self.BINDINGS:
-            assert isinstance(binding, Binding)
-            if binding.action not in seen:
-                seen.add(binding.action)
-                yield SystemCommand(binding.description, f"key {_shown(binding.key)}", self._runner(binding.action))
-        for palette in self._palettes.values():
-            name = palette.name
-            yield SystemCommand(f"Theme: {name}", "colours", lambda name=name: self.set_theme(name))
-
-    def _runner(self, action: str) -> Callable[[], None]:
-        def run() -> None:
-            self.call_later(self.run_action, action)
-
-        return run
 
     def _print(self, text: str, stderr: bool = False) -> None:
         """Python prints while the app runs; one `Print` message for each would cost a message, so none is sent."""
@@ -314,7 +260,7 @@ class KvtuiApp(App[None]):
         """The position bar was pressed."""
         if not self.source.live:
             self.source.seek(message.step)
-            self._soon()
+            self.hurry()
 
     def select(self, request: int | None, block: int | None) -> None:
         """Select a request, a block, both, or nothing; all panels show it at once."""
@@ -326,139 +272,22 @@ class KvtuiApp(App[None]):
         owner = int(self.source.state.owner[block]) if block is not None else -1
         self.select(owner if owner in self.source.state.requests else None, block)
 
-    # -- actions ----------------------------------------------------------------------------------------------------
-
-    async def action_quit(self) -> None:
-        """Leave at once."""
-        self.leave(0)
-
-    def action_toggle_pause(self) -> None:
-        """Pause or resume."""
-        (self.source.resume if self.source.paused else self.source.pause)()
-        self._soon()
-
-    def action_step(self, n: int) -> None:
-        """Go n steps forward or backward; this pauses."""
-        if self.source.live and n < 0:
-            self._say("a running engine cannot go back: record it (--record) and play the recording")
-            return
-        self.source.step(n)
-        self._soon()
-
-    def action_seek_start(self) -> None:
-        """Go to before the first step."""
-        self._seek(-1)
-
-    def action_seek_end(self) -> None:
-        """Go to the last step."""
-        self._seek(self.source.length - 1)
-
-    def _seek(self, step: int) -> None:
-        if self.source.live:
-            self._say("a running engine always shows the present")
-            return
-        self.source.pause()
-        self.source.seek(step)
-        self._soon()
-
-    def action_faster(self) -> None:
-        """One notch faster."""
-        self._shift_speed(1)
-
-    def action_slower(self) -> None:
-        """One notch slower."""
-        self._shift_speed(-1)
-
-    def _shift_speed(self, by: int) -> None:
-        speed = self.source.speed
-        nearest = min(range(len(SPEEDS)), key=lambda i: abs(SPEEDS[i] - speed))
-        self.source.set_speed(SPEEDS[max(0, min(len(SPEEDS) - 1, nearest + by))])
-        self._say(f"speed {self.source.speed:g}{self.glyphs.times}")
-        self._soon()
-
-    def action_panel(self, number: int) -> None:
-        """Go to a panel by its number."""
-        self.main.open_tab(number - 1)
-
-    def action_next_panel(self) -> None:
-        """Go to the next panel."""
-        self.main.next_panel(1)
-
-    def action_previous_panel(self) -> None:
-        """Go to the panel before."""
-        self.main.next_panel(-1)
-
-    def action_pick_block(self) -> None:
-        """Put the cursor on a block."""
-        self.main.open_tab(0)
-        self.main.grid.action_move(0, 0)
-
-    def action_deselect(self) -> None:
-        """Select nothing."""
-        self.select(None, None)
-
-    def action_find(self) -> None:
-        """Ask what to find, and select it."""
-        from kvtui.screens.find import FindScreen, find
-
-        def answer(query: str | None) -> None:
-            if not query:
-                return
-            found = find(self.source.state, query)
-            if found.block is not None:
-                self.select_block(found.block)
-            elif found.request is not None:
-                self.select(found.request, None)
-            else:
-                self._say(f"nothing found for {query!r}")
-
-        self.push_screen(FindScreen(), answer)
-
-    def action_help(self) -> None:
-        """Explain the screen."""
-        from kvtui.screens.help import HelpScreen
-
-        self.push_screen(HelpScreen(self.palette, self.glyphs, self.source.header.block_size))
-
-    def action_copy(self) -> None:
-        """Copy what the inspector shows to the clipboard."""
-        text = self.main.inspector.plain_text()
-        if text:
-            self.copy_to_clipboard(text)
-        self._say("copied" if text else "nothing to copy: the inspector is empty")
-
-    def action_next_theme(self) -> None:
-        """Go around the themes."""
-        names = list(self._palettes)
-        self.set_theme(names[(names.index(self.palette.name) + 1) % len(names)])
-
-    def set_theme(self, name: str) -> None:
-        """Draw everything in another theme."""
-        self.palette = self._palettes[name]
-        self.theme = PREFIX + name
-        self._reset = True
-        self.draw()
-        self._say(f"theme {name}")
-
-    def _say(self, message: str) -> None:
-        self.notify(message, timeout=2, markup=False)
-
-    def _soon(self) -> None:
+    def hurry(self) -> None:
         """Show the answer to a key without waiting for the next frame."""
         self._pace.hurry()
         self._changed = True
         self.tick()
+
+    def redraw(self) -> None:
+        """Draw everything anew: the theme is another one."""
+        self._reset = True
+        self.draw()
 
 
 def _freeze_garbage() -> None:
     """Take what exists by now out of the collector's sight: a full collection in the middle of a frame can be seen."""
     gc.collect()
     gc.freeze()
-
-
-def _shown(keys: str) -> str:
-    """The keys of a binding as they are printed on them."""
-    return " or ".join(_KEY_NAMES.get(key, key) for key in keys.split(","))
 
 
 def run_app(

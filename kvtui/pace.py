@@ -14,8 +14,12 @@ TICK_SECONDS = 1 / 24
 BEST_SECONDS = 1 / 12
 WORST_SECONDS = 0.5
 
-MOST_OF_A_CORE = 0.10
-"""The part of one core that drawing may take."""
+MOST_OF_A_CORE = 0.05
+"""The part of one core that drawing may take.
+
+A model that computes on all cores waits for the slowest of them after every operation, so what drawing takes from one
+core is lost on all.
+"""
 
 _SMOOTHING = 0.2
 

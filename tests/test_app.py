@@ -55,7 +55,7 @@ class Live:
 async def frame(pilot: Pilot[None]) -> None:
     """Let one frame happen, whatever the pace says."""
     await pilot.pause()
-    pilot.app._soon()
+    pilot.app.hurry()
     await pilot.pause()
 
 
@@ -193,7 +193,7 @@ async def test_resizing_quickly_from_nothing_to_huge_and_back_never_fails() -> N
         for size in [*sizes, *reversed(sizes)]:
             live.run(1)
             await pilot.resize_terminal(*size)
-            pilot.app._soon()
+            pilot.app.hurry()
         await frame(pilot)
         for size in sizes:
             await pilot.resize_terminal(*size)

@@ -32,9 +32,9 @@ def test_cheap_frames_come_at_the_best_rate() -> None:
 
 def test_dear_frames_take_no_more_than_their_part_of_a_core() -> None:
     clocks = Clocks()
-    clocks.run(5, 0.03)
-    frames = clocks.run(20, 0.03)
-    assert 0.5 < frames * 0.03 / 20 / MOST_OF_A_CORE <= 1.1
+    clocks.run(5, 0.015)
+    frames = clocks.run(20, 0.015)
+    assert 0.5 < frames * 0.015 / 20 / MOST_OF_A_CORE <= 1.1
 
 
 def test_however_dear_frames_are_two_come_in_a_second() -> None:

@@ -62,7 +62,7 @@ async def test_frames_written_the_short_way_equal_the_compositors(size, theme, m
         # Paused, so that what a step lights up does not go out between the two pictures.
         app.source.pause()
         await pilot.pause()
-        app._soon()
+        app.hurry()
         await pilot.pause(0.5)
         screen = cells_of(app.screen._compositor.render_strips(), app.console)
         written: list[str] = []

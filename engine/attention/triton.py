@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from triton.runtime.jit import JITFunction
@@ -102,8 +102,6 @@ class TritonAttention:
             return out
         target = _target(query.device, self.num_processors)
         group = num_heads // cache.num_kv_heads
-        quantised = _kind(cache, target) != triton_cache.PLAIN.value
-        paged = _paged(metadata)
         options = _Options(
             target=target,
             scale=scale,
@@ -112,19 +110,19 @@ class TritonAttention:
             sinks=sinks,
             kind=_kind(cache, target),
         )
+        shape: dict[str, Any] = {
+            "group": group,
+            "head_dim": head_dim,
+            "itemsize": query.element_size(),
+            "quantised": options.kind != triton_cache.PLAIN.value,
+            "paged": _paged(metadata),
+        }
         num_decodes = min(metadata.num_decodes, metadata.num_seqs)
         num_prefills = metadata.num_seqs - num_decodes
         max_keys = metadata.max_seq_len
         with _on(query):
             if num_decodes:
-                tile = self.decode or decode_tile(
-                    target,
-                    group=group,
-                    head_dim=head_dim,
-                    itemsize=query.element_size(),
-                    quantised=quantised,
-                    paged=paged,
-                )
+                tile = self.decode or decode_tile(target, **shape)
                 reach = min(max_keys, options.window) if options.window else max_keys
                 split_keys, num_splits = decode_splits(reach, _multiple(self.decode_split_keys, tile.block_n))
                 _launch(
@@ -133,14 +131,7 @@ class TritonAttention:
                     split_keys=split_keys, num_splits=num_splits,
                 )  # fmt: skip
             if num_prefills:
-                tile = self.prefill or prefill_tile(
-                    target,
-                    group=group,
-                    head_dim=head_dim,
-                    itemsize=query.element_size(),
-                    quantised=quantised,
-                    paged=paged,
-                )
+                tile = self.prefill or prefill_tile(target, **shape)
                 # A bound that needs no lengths: each sequence wastes less than one tile.
                 block_q = tile.block_m // group
                 num_tiles = (num_tokens - num_decodes) // block_q + num_prefills
@@ -237,7 +228,8 @@ def _launch(
     split = num_splits > 1
     partial_out = partial_lse = None
     if split:
-        shape = (num_tokens, num_heads, num_splits)
+        # Decodes are the first rows of the batch, one each.
+        shape = (num_seqs if decode else num_tokens, num_heads, num_splits)
         partial_out = torch.empty((*shape, head_dim), dtype=torch.float32, device=query.device)
         partial_lse = torch.empty(shape, dtype=torch.float32, device=query.device)
     scales = _scales(cache)

@@ -222,8 +222,8 @@ def attention_kernel(
 
     Grid: (decodes or prefill tiles, KV heads, splits). Sequences [first_seq, first_seq + num_seqs) of the batch;
     `out` is `[T, heads, HEAD_DIM]`. Where a sequence needs more than one split, the split's own softmax goes to
-    `partial_out` `[T, heads, splits, HEAD_DIM]` (float32) and the base-2 logarithm of its sum to `partial_lse`
-    `[T, heads, splits]`; `combine_kernel` joins them.
+    `partial_out` `[rows, heads, splits, HEAD_DIM]` (float32) and the base-2 logarithm of its sum to `partial_lse`
+    `[rows, heads, splits]`; `combine_kernel` joins them.
     """
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
     seq, start, query_len, seq_len, first_token = _locate(
@@ -259,7 +259,7 @@ def attention_kernel(
         # The interpreter would multiply the bits of bfloat16.
         q = q.to(tl.float32)
 
-    plane = (layer * 2 * num_kv_heads + kv_head) * BLOCK_SIZE
+    plane = (layer * 2 * num_kv_heads + kv_head).to(tl.int64) * BLOCK_SIZE
     keys = cache + plane * HEAD_DIM
     values = keys + num_kv_heads * BLOCK_SIZE * HEAD_DIM
     key_scales = scales

@@ -145,9 +145,17 @@ def compile_one(target_name: str, kernel: str, configuration: Configuration) -> 
             )
         registers, spilled = _resources(compiled, target)
     except Exception as error:  # a compiler may fail in any way; the report says how
-        text = f"{type(error).__name__}: {error}".strip().splitlines()[0][:200]
-        return Compiled(target_name, kernel, configuration.name, label, error=text)
+        return Compiled(target_name, kernel, configuration.name, label, error=_reason(error))
     return Compiled(target_name, kernel, configuration.name, label, registers, spilled, int(compiled.metadata.shared))
+
+
+def _reason(error: BaseException) -> str:
+    """One line: the last one of the error at the root, which Triton wraps once for every function it was in."""
+    root = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    lines = str(root).strip().splitlines() or [""]
+    return f"{type(root).__name__}: {lines[-1].strip()}"[:200]
 
 
 def compile_all(targets: list[str], only: str = "", jobs: int = 2) -> Iterator[Compiled]:

@@ -12,6 +12,7 @@ import argparse
 import datetime
 import importlib.util
 import json
+import os
 import re
 import sys
 import time
@@ -135,7 +136,8 @@ def run(report: Report, device: torch.device, *, model: bool, tune: bool) -> Non
     from engine.bench.gpu_timing import LLAMA_8B, SMOLLM2, Bench, graph_timer
 
     report.machine = _machine(device)
-    report.check(check_configurations(device, paged_attention))
+    gib = report.machine["memory, GiB"]
+    report.check(check_configurations(device, jobs=max(1, min(8, os.cpu_count() or 1, gib // 4))))
     report.check([check_graph(device, paged_attention), check_independence(device, paged_attention)])
     if model:
         from engine.bench.gpu_model import same_tokens, speed

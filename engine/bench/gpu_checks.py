@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,19 +13,22 @@ import torch
 
 from engine.attention import reference
 from engine.attention.metadata import PAD_SLOT
+from engine.attention.triton import TritonAttention, paged_attention, write_kv
 from engine.bench.ahead_of_time import CONFIGURATIONS, Configuration
-from engine.bench.gpu_batch import in_float32, make_batch
+from engine.bench.gpu_batch import Batch, in_float32, make_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from engine.attention.metadata import AttentionMetadata
-    from engine.attention.triton import TritonAttention
 
 _DTYPE = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-_CACHE = {None: None, "int8": torch.int8, "float8": torch.float8_e4m3fn}
+_CACHE: dict[str | None, Any] = {None: None, "int8": torch.int8, "float8": torch.float8_e4m3fn}
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 """Largest allowed ‖out - reference‖ / ‖reference‖ of a row; rounding the output alone costs up to a fifth of it."""
+
+ROUNDING = {torch.int8: 0.02, torch.float8_e4m3fn: 0.05}
+"""The same for keys and values in a quantised cache: some twice what rounding costs a row of normal numbers."""
 
 MIXED = [
     *[(1, n) for n in (1, 15, 16, 17, 63, 64, 65, 255, 256, 257, 1000, 3001)],
@@ -54,13 +59,30 @@ class Check:
         return not self.note and self.error <= self.limit
 
 
-def check_configurations(
-    device: torch.device, attention: TritonAttention, lengths: list[tuple[int, int]] = MIXED, only: str = ""
-) -> Iterator[Check]:
-    """Every configuration whose name contains `only`, in a batch of prefills, of decodes and of both."""
-    for configuration in CONFIGURATIONS:
-        if only in configuration.name:
-            yield _guarded(configuration.name, functools.partial(_compare, configuration, device, attention, lengths))
+def check_configuration(
+    configuration: Configuration,
+    device: torch.device,
+    attention: TritonAttention = paged_attention,
+    lengths: Sequence[tuple[int, int]] = MIXED,
+) -> list[Check]:
+    """One configuration in a batch of decodes and prefills; of a quantised cache also what was written to it."""
+    c = configuration
+    checks = [_guarded(c.name, functools.partial(_compare, c, device, attention, lengths))]
+    if c.cache:
+        checks.append(_guarded(f"{c.name}: what is written", functools.partial(_compare_written, c, device)))
+    return checks
+
+
+def check_configurations(device: torch.device, jobs: int) -> Iterator[Check]:
+    """Every configuration, each in a process of its own: they compile side by side, and none can harm another."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1) as pool:
+        running = [(c.name, pool.submit(check_configuration, c, device)) for c in CONFIGURATIONS]
+        for name, future in running:
+            try:
+                yield from future.result()
+            except Exception as error:  # the process died
+                yield Check(name, float("nan"), 0.0, f"{type(error).__name__}: {error}".splitlines()[0][:300])
 
 
 def check_graph(device: torch.device, attention: TritonAttention, batch_size: int = 16) -> Check:
@@ -80,15 +102,19 @@ def _guarded(name: str, compare: Callable[[], tuple[float, float]]) -> Check:
         return Check(name, float("nan"), 0.0, f"{type(error).__name__}: {error}".splitlines()[0][:300])
 
 
-def _compare(
-    c: Configuration, device: torch.device, attention: TritonAttention, lengths: list[tuple[int, int]]
-) -> tuple[float, float]:
-    dtype = _DTYPE[c.dtype]
+def _batch(c: Configuration, device: torch.device, lengths: Sequence[tuple[int, int]]) -> Batch:
     block_size = c.block_size if c.paged else max(256, *(n for _, n in lengths))
-    batch = make_batch(
-        lengths, kv_heads=2, group=c.group, head_dim=c.head_dim, block_size=block_size, dtype=dtype,
+    return make_batch(
+        lengths, kv_heads=2, group=c.group, head_dim=c.head_dim, block_size=block_size, dtype=_DTYPE[c.dtype],
         device=device, quantised=_CACHE[c.cache], layer=1, num_layers=2,
     )  # fmt: skip
+
+
+def _compare(
+    c: Configuration, device: torch.device, attention: TritonAttention, lengths: Sequence[tuple[int, int]]
+) -> tuple[float, float]:
+    dtype = _DTYPE[c.dtype]
+    batch = _batch(c, device, lengths)
     options: dict[str, Any] = {"scale": c.head_dim**-0.5}
     if c.window:
         options["sliding_window"] = min(c.window, 200)
@@ -100,6 +126,14 @@ def _compare(
     exact = in_float32(batch, 1)
     expected = reference.paged_attention(exact.query, exact.key, exact.value, 1, exact.metadata, **options)
     return relative_error(out, expected), TOLERANCE[dtype]
+
+
+def _compare_written(c: Configuration, device: torch.device) -> tuple[float, float]:
+    batch = _batch(c, device, [(1, 1), (40, 40)])
+    write_kv(batch.key, batch.value, 1, batch.metadata)
+    stored = in_float32(batch, 1)
+    errors = (relative_error(stored.key, batch.key), relative_error(stored.value, batch.value))
+    return max(errors), ROUNDING[_CACHE[c.cache]]
 
 
 def relative_error(out: torch.Tensor, expected: torch.Tensor) -> float:

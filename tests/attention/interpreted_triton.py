@@ -6,6 +6,8 @@ import whether kernels are interpreted. By hand:
     TRITON_INTERPRET=1 python -m pytest tests/attention/interpreted_triton.py
 """
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,8 @@ from engine.attention import reference, triton_cache
 from engine.attention.metadata import PAD_SLOT, AttentionMetadata
 from engine.attention.triton import INTERPRETED, TritonAttention, write_kv
 from engine.attention.triton_tiles import Tile
-from engine.bench.gpu_checks import check_configurations
+from engine.bench.ahead_of_time import CONFIGURATIONS
+from engine.bench.gpu_checks import check_configuration
 from engine.bench.gpu_timing import Bench, Shape
 from engine.kv_cache import KVCache
 
@@ -246,6 +249,8 @@ def test_padding_is_neither_read_nor_written():
         slot_mapping=np.concatenate([real.host_slot_mapping, np.full(3, PAD_SLOT)]),
         kv_cache=case.cache,
     )
+    # And the grid is laid out once, for the longest sequence that may ever come.
+    padded = dataclasses.replace(padded, max_seq_len=200)
     rows = [torch.cat([t, torch.full((3, *t.shape[1:]), float("nan"))]) for t in (case.query, case.key, case.value)]
     before = case.cache.data.clone()
     out = TritonAttention(**SMALL)(*rows, 1, padded, scale=0.125)
@@ -344,30 +349,32 @@ def test_the_kinds_of_cache_have_different_numbers():
     assert len({int(kind.value) for kind in kinds}) == 4
 
 
+CONFIGURATION = {configuration.name: configuration for configuration in CONFIGURATIONS}
 LENGTHS = [(1, 1), (1, 35), (3, 3), (5, 21)]
 
 
 @pytest.mark.parametrize("name", ["padded heads", "window and sinks", "int8 cache, wide", "contiguous"])
 def test_the_checks_of_the_gpu_bench_pass(name):
-    [check] = [c for c in check_configurations(CPU, TritonAttention(**SMALL), LENGTHS, name) if c.name == name]
-    assert check.note == ""
-    assert 0 < check.error < 2 * check.limit  # the interpreter rounds bfloat16 by cutting off
+    for check in check_configuration(CONFIGURATION[name], CPU, TritonAttention(**SMALL), LENGTHS):
+        assert check.note == ""
+        assert 0 < check.error < 2 * check.limit  # the interpreter rounds bfloat16 by cutting off
 
 
 def test_the_checks_of_the_gpu_bench_find_a_wrong_kernel():
     class Blind(TritonAttention):
         def __call__(self, query, key, value, layer, metadata, **options):
-            out = super().__call__(query, key, value, layer, metadata, **options)
+            out = TritonAttention.__call__(self, query, key, value, layer, metadata, **options)
             out[-1] *= 1.1  # one row, as if it had missed keys
             return out
 
-    [check] = check_configurations(CPU, Blind(**SMALL), LENGTHS, "padded heads")
+    [check] = check_configuration(CONFIGURATION["padded heads"], CPU, Blind(**SMALL), LENGTHS)
     assert not check.passed
     assert check.error > 5 * check.limit
 
 
 def test_a_check_that_breaks_is_a_failure_and_not_the_end():
-    [check] = check_configurations(CPU, TritonAttention(decode=Tile(16, 24, 4, 1)), LENGTHS, "padded heads")
+    broken = TritonAttention(decode=Tile(16, 24, 4, 1))
+    [check] = check_configuration(CONFIGURATION["padded heads"], CPU, broken, LENGTHS)
     assert not check.passed
     assert check.note != ""
 

@@ -16,7 +16,7 @@ INTERPRETED = Path(__file__).with_name("interpreted_triton.py")
 
 @pytest.mark.timeout(900)
 def test_every_kernel_equals_the_float32_reference_under_the_interpreter():
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(INTERPRETED)]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(INTERPRETED)]
     run = subprocess.run(
         command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
     )

@@ -3,29 +3,30 @@ import os
 import pytest
 
 pytest.importorskip("triton")
-if os.environ.get("TRITON_INTERPRET") == "1":
-    pytest.skip("the interpreter compiles nothing", allow_module_level=True)
+
+import triton
 
 from engine.attention.triton_tiles import Tile
 from engine.bench import ahead_of_time
 from engine.bench.ahead_of_time import CONFIGURATIONS, TARGETS, Compiled, compile_one
 
+pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
 BY_NAME = {configuration.name: configuration for configuration in CONFIGURATIONS}
 
 
-# A sample that covers every kernel; the command compiles all of it.
-@pytest.mark.parametrize("target", TARGETS)
+# A sample of each kernel; the command compiles them all.
 @pytest.mark.parametrize(
-    ("kernel", "configuration"),
+    ("kernel", "configuration", "target"),
     [
-        ("write", "int8 cache"),
-        ("decode", "small llama"),
-        ("decode", "float8 cache"),
-        ("decode combine", "small llama"),
-        ("prefill", "llama"),
+        *[("decode", "small llama", target) for target in TARGETS],
+        *[("prefill", "llama", target) for target in TARGETS],
+        ("decode combine", "small llama", "sm_90"),
+        ("write", "int8 cache", "sm_80"),
+        ("decode", "float8 cache", "sm_80"),
+        ("decode", "float8 cache", "sm_90"),
     ],
 )
-def test_a_kernel_compiles_for_a_gpu_without_spilling(target, kernel, configuration):
+def test_a_kernel_compiles_for_a_gpu_without_spilling(kernel, configuration, target):
     compiled = compile_one(target, kernel, BY_NAME[configuration])
     assert compiled.error == ""
     assert compiled.spilled == 0
@@ -34,11 +35,25 @@ def test_a_kernel_compiles_for_a_gpu_without_spilling(target, kernel, configurat
 
 
 def test_a_kernel_that_spills_is_found_out(monkeypatch):
-    monkeypatch.setattr(ahead_of_time, "prefill_tile", lambda *_, **__: Tile(64, 64, 1, 1))
-    compiled = compile_one("sm_80", "prefill", BY_NAME["llama"])
+    compile_it = triton.compile
+
+    def with_few_registers(source, target, options):
+        return compile_it(source, target=target, options=options | {"maxnreg": 32})
+
+    monkeypatch.setattr(triton, "compile", with_few_registers)
+    compiled = compile_one("sm_80", "decode", BY_NAME["small llama"])
     assert compiled.error == ""
+    assert compiled.registers == 32
     assert compiled.spilled > 0
     assert not compiled.ok
+
+
+def test_a_kernel_that_does_not_compile_is_named_with_the_reason(monkeypatch):
+    monkeypatch.setattr(ahead_of_time, "decode_tile", lambda *_, **__: Tile(16, 24, 4, 1))
+    compiled = compile_one("sm_90", "decode", BY_NAME["small llama"])
+    assert not compiled.ok
+    assert "\n" not in compiled.error
+    assert "power of 2" in compiled.error
 
 
 def test_more_shared_memory_than_the_target_has_is_a_failure():

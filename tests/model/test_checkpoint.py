@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is loaded here is small, and the number of threads that a load sets would stay for other tests."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
 def one_line(error: pytest.ExceptionInfo[ConfigError]) -> str:
     text = str(error.value)
     assert "\n" not in text

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
     from engine.runner import TextCodec
 
+# Two threads that wait for each other at every small operation are slower than one, and far slower on a busy machine.
+torch.set_num_threads(1)
+
 VOCAB = 131
 _SHAPE = {
     "vocab_size": VOCAB,

@@ -1,0 +1,234 @@
+"""What a user can do, as actions: each has a key, a name in the command palette, and an id to remap it by."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from textual.app import App, SystemCommand
+from textual.binding import Binding
+
+from kvtui.themes import PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from textual.binding import BindingType
+    from textual.screen import Screen
+
+    from kvtui.glyphs import Glyphs
+    from kvtui.palette import Palette
+    from kvtui.screens.main import MainScreen
+    from kvtui.sources.source import Source
+
+SPEEDS = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0, 16.0)
+
+_KEY_NAMES = {"right_square_bracket": "]", "left_square_bracket": "[", "slash": "/", "question_mark": "?"}
+
+
+class Actions(App[None]):
+    """The keys and commands of the dashboard; `KvtuiApp` is what they act on.
+
+    Attributes:
+        source: What is paused, stepped and played.
+        palette: The theme in use.
+        palettes: All themes by name.
+        glyphs: The set in use.
+    """
+
+    source: Source
+    palette: Palette
+    palettes: dict[str, Palette]
+    glyphs: Glyphs
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "quit", "Quit", id="app.quit"),
+        Binding("ctrl+q", "quit", "Quit", show=False, priority=True, id="app.quit-now"),
+        Binding("ctrl+c", "quit", "Quit", show=False, priority=True, id="app.interrupt"),
+        Binding("space", "toggle_pause", "Pause or resume", id="app.pause"),
+        Binding("right", "step(1)", "One step forward", id="app.step"),
+        Binding("left", "step(-1)", "One step back", id="app.back"),
+        Binding("shift+right", "step(10)", "Ten steps forward", id="app.step-ten"),
+        Binding("shift+left", "step(-10)", "Ten steps back", id="app.back-ten"),
+        Binding("home", "seek_start", "To the first step", id="app.start"),
+        Binding("end", "seek_end", "To the last step", id="app.end"),
+        Binding("right_square_bracket", "faster", "Faster", id="app.faster"),
+        Binding("left_square_bracket", "slower", "Slower", id="app.slower"),
+        Binding("tab", "next_panel", "Next panel", priority=True, id="app.next-panel"),
+        Binding("shift+tab", "previous_panel", "Previous panel", priority=True, id="app.previous-panel"),
+        Binding("1", "panel(1)", "Panel: physical blocks", id="app.blocks"),
+        Binding("2", "panel(2)", "Panel: requests", id="app.requests"),
+        Binding("3", "panel(3)", "Panel: free pool", id="app.pool"),
+        Binding("4", "panel(4)", "Panel: batch per iteration", id="app.batch"),
+        Binding("5", "panel(5)", "Panel: inspector and text", id="app.text"),
+        Binding("6", "panel(6)", "Panel: log", id="app.log"),
+        Binding("slash", "find", "Find a request or a block", id="app.find"),
+        Binding("enter", "panel(5)", "Inspect", id="app.inspect"),
+        Binding("escape", "deselect", "Select nothing", id="app.deselect"),
+        Binding("h,j,k", "pick_block", "Pick a block", show=False, id="app.pick-block"),
+        Binding("y", "copy", "Copy what the inspector shows", id="app.copy"),
+        Binding("t", "next_theme", "Next theme", id="app.theme"),
+        Binding("l", "panel(6)", "Log", id="app.log-letter"),
+        Binding("question_mark,f1", "help", "Help", id="app.help"),
+    ]
+
+    @property
+    def main(self) -> MainScreen:
+        """The dashboard's screen, whatever lies over it."""
+        raise NotImplementedError
+
+    def leave(self, code: int, reason: str | None = None) -> None:
+        """End with an exit code."""
+        raise NotImplementedError
+
+    def select(self, request: int | None, block: int | None) -> None:
+        """Select a request, a block, both, or nothing."""
+        raise NotImplementedError
+
+    def select_block(self, block: int | None) -> None:
+        """Select a block and its owner."""
+        raise NotImplementedError
+
+    def hurry(self) -> None:
+        """Show the answer to a key without waiting for the next frame."""
+        raise NotImplementedError
+
+    def redraw(self) -> None:
+        """Draw everything anew."""
+        raise NotImplementedError
+
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        """Every action by name, for the command palette."""
+        seen: set[str] = set()
+        for binding in self.BINDINGS:
+            assert isinstance(binding, Binding)
+            if binding.action not in seen:
+                seen.add(binding.action)
+                yield SystemCommand(binding.description, f"key {_shown(binding.key)}", self._runner(binding.action))
+        for palette in self.palettes.values():
+            name = palette.name
+            yield SystemCommand(f"Theme: {name}", "colours", lambda name=name: self.set_theme(name))
+
+    def _runner(self, action: str) -> Callable[[], None]:
+        def run() -> None:
+            self.call_later(self.run_action, action)
+
+        return run
+
+    async def action_quit(self) -> None:
+        """Leave at once."""
+        self.leave(0)
+
+    def action_toggle_pause(self) -> None:
+        """Pause or resume."""
+        (self.source.resume if self.source.paused else self.source.pause)()
+        self.hurry()
+
+    def action_step(self, n: int) -> None:
+        """Go n steps forward or backward; this pauses."""
+        if self.source.live and n < 0:
+            self._say("a running engine cannot go back: record it (--record) and play the recording")
+            return
+        self.source.step(n)
+        self.hurry()
+
+    def action_seek_start(self) -> None:
+        """Go to before the first step."""
+        self._seek(-1)
+
+    def action_seek_end(self) -> None:
+        """Go to the last step."""
+        self._seek(self.source.length - 1)
+
+    def _seek(self, step: int) -> None:
+        if self.source.live:
+            self._say("a running engine always shows the present")
+            return
+        self.source.pause()
+        self.source.seek(step)
+        self.hurry()
+
+    def action_faster(self) -> None:
+        """One notch faster."""
+        self._shift_speed(1)
+
+    def action_slower(self) -> None:
+        """One notch slower."""
+        self._shift_speed(-1)
+
+    def _shift_speed(self, by: int) -> None:
+        speed = self.source.speed
+        nearest = min(range(len(SPEEDS)), key=lambda i: abs(SPEEDS[i] - speed))
+        self.source.set_speed(SPEEDS[max(0, min(len(SPEEDS) - 1, nearest + by))])
+        self._say(f"speed {self.source.speed:g}{self.glyphs.times}")
+        self.hurry()
+
+    def action_panel(self, number: int) -> None:
+        """Go to a panel by its number."""
+        self.main.open_tab(number - 1)
+
+    def action_next_panel(self) -> None:
+        """Go to the next panel."""
+        self.main.next_panel(1)
+
+    def action_previous_panel(self) -> None:
+        """Go to the panel before."""
+        self.main.next_panel(-1)
+
+    def action_pick_block(self) -> None:
+        """Put the cursor on a block."""
+        self.main.open_tab(0)
+        self.main.grid.action_move(0, 0)
+
+    def action_deselect(self) -> None:
+        """Select nothing."""
+        self.select(None, None)
+
+    def action_find(self) -> None:
+        """Ask what to find, and select it."""
+        from kvtui.screens.find import FindScreen, find
+
+        def answer(query: str | None) -> None:
+            if not query:
+                return
+            found = find(self.source.state, query)
+            if found.block is not None:
+                self.select_block(found.block)
+            elif found.request is not None:
+                self.select(found.request, None)
+            else:
+                self._say(f"nothing found for {query!r}")
+
+        self.push_screen(FindScreen(), answer)
+
+    def action_help(self) -> None:
+        """Explain the screen."""
+        from kvtui.screens.help import HelpScreen
+
+        self.push_screen(HelpScreen(self.palette, self.glyphs, self.source.header.block_size))
+
+    def action_copy(self) -> None:
+        """Copy what the inspector shows to the clipboard."""
+        text = self.main.inspector.plain_text()
+        if text:
+            self.copy_to_clipboard(text)
+        self._say("copied" if text else "nothing to copy: the inspector is empty")
+
+    def action_next_theme(self) -> None:
+        """Go around the themes."""
+        names = list(self.palettes)
+        self.set_theme(names[(names.index(self.palette.name) + 1) % len(names)])
+
+    def set_theme(self, name: str) -> None:
+        """Draw everything in another theme."""
+        self.palette = self.palettes[name]
+        self.theme = PREFIX + name
+        self.redraw()
+        self._say(f"theme {name}")
+
+    def _say(self, message: str) -> None:
+        self.notify(message, timeout=2, markup=False)
+
+
+def _shown(keys: str) -> str:
+    """The keys of a binding as they are printed on them."""
+    return " or ".join(_KEY_NAMES.get(key, key) for key in keys.split(","))
