@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from engine.core.block_pool import BlockPool, BlockPoolError
 from engine.trace.events import Op
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+_ALLOCATE: Final = int(Op.ALLOCATE)
 
 
 class Holes:
@@ -90,7 +92,7 @@ class FirstFitPool(BlockPool):
             self.free_queue.remove(block)
             block.ref_cnt = 1
             if self.ops is not None:
-                self.ops += (Op.ALLOCATE, block_id, request_id, logical)
+                self.ops += (_ALLOCATE, block_id, request_id, logical)
         return taken
 
     def release(self, block_ids: Sequence[int], request_id: int) -> None:
