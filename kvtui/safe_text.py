@@ -125,7 +125,8 @@ def _wrap_paragraph(units: list[str], cells: int, max_lines: int, lines: list[st
         size = _unit_width(unit)
         if size > cells:
             continue
-        if used + size > cells:
+        # Twice where what follows the last space fills the line again: a wide character behind a word of wide ones.
+        while used + size > cells:
             if len(lines) >= max_lines:
                 return
             if unit == " ":
@@ -138,11 +139,12 @@ def _wrap_paragraph(units: list[str], cells: int, max_lines: int, lines: list[st
             used = sum(map(_unit_width, line))
             last_space = -1
             if unit == " ":
-                continue
-        if unit == " ":
-            last_space = len(line)
-        line.append(unit)
-        used += size
+                break
+        else:
+            if unit == " ":
+                last_space = len(line)
+            line.append(unit)
+            used += size
     if len(lines) < max_lines:
         lines.append(_padded(line, cells))
 

@@ -33,6 +33,7 @@ def test_fitted_text_is_exactly_as_wide_as_asked_and_harmless(text, cells, keep,
         assert safe.isascii()
 
 
+@example(" ⺀⺀", 3, 2, False)
 @given(st.one_of(ANY_TEXT, NASTY), st.integers(1, 20), st.integers(1, 5), st.booleans())
 def test_wrapped_lines_are_exactly_as_wide_as_asked_and_no_more_than_asked(text, cells, max_lines, ascii_only):
     lines = wrap(text, cells, max_lines, ascii_only=ascii_only)

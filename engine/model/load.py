@@ -110,7 +110,8 @@ def make_runner(
     hooked = HookedModel(model, attention)
     shape = cache_shape(hooked, name)
     limit = _max_positions(model.config.get_text_config(decoder=True))
-    forward = _choose_forward(hooked, Trial(model, shape), name, min(limit, config.scheduler.max_model_len), fuse)
+    max_positions = min(limit, config.scheduler.max_model_len)
+    forward = _choose_forward(hooked, Trial(model, shape, max_positions), name, max_positions, fuse)
     kv_cache = KVCache(
         num_blocks=config.cache.num_blocks,
         num_layers=shape.num_layers,
@@ -150,6 +151,8 @@ def _choose_forward(hooked: HookedModel, trial: Trial, name: str, max_positions:
             fused = FusedLlama.of(hooked.model, hooked.attention, max_positions)
         except NotFusableError as error:
             logger.debug("%s runs through transformers' layers: %s", name, error)
+        except torch.OutOfMemoryError:
+            logger.warning("%s runs through transformers' layers: joining them takes too much memory", name)
         else:
             if trial.accepts(trial.difference(fused)):
                 return fused

@@ -111,19 +111,21 @@ class Trial:
     Args:
         model: The transformers model; its attention is set to eager for the reference logits, then to the hook's.
         shape: Of its cache.
+        max_positions: Longest sequence that the model or its user allows; the batch stays within it.
     """
 
-    _LENGTHS = (7, 1, 4)
+    _LENGTHS = (7, 1, 4)  # a second and a third chunk, a single token, a block boundary between chunks
     _CHUNK = 3
     _BLOCK_SIZE = 2
 
-    def __init__(self, model: Any, shape: CacheShape) -> None:
+    def __init__(self, model: Any, shape: CacheShape, max_positions: int) -> None:
         self._shape = shape
+        self._lengths = [min(n, max_positions) for n in self._LENGTHS]
         self._dtype: torch.dtype = model.dtype
         self._device: torch.device = model.device
         vocab = model.config.get_text_config(decoder=True).vocab_size
         rng = np.random.default_rng(0)
-        self._prompts = [rng.integers(0, vocab, size=n) for n in self._LENGTHS]
+        self._prompts = [rng.integers(0, vocab, size=n) for n in self._lengths]
         model.set_attn_implementation("eager")
         try:
             with torch.inference_mode():
@@ -149,7 +151,7 @@ class Trial:
     @torch.inference_mode()
     def _run(self, forward: Forward) -> torch.Tensor:
         """Last logits of each prompt, in chunks, over scattered blocks that hold NaN until they are written."""
-        width = -(-max(self._LENGTHS) // self._BLOCK_SIZE)
+        width = -(-max(self._lengths) // self._BLOCK_SIZE)
         cache = KVCache(
             num_blocks=width * len(self._prompts),
             num_layers=self._shape.num_layers,
@@ -162,9 +164,9 @@ class Trial:
         )
         table = np.arange(cache.num_blocks, dtype=np.int32)[::-1].reshape(len(self._prompts), width)
         last: dict[int, torch.Tensor] = {}
-        for start in range(0, max(self._LENGTHS), self._CHUNK):
-            live = [i for i, n in enumerate(self._LENGTHS) if n > start]
-            ends = np.array([min(self._LENGTHS[i], start + self._CHUNK) for i in live], dtype=np.int32)
+        for start in range(0, max(self._lengths), self._CHUNK):
+            live = [i for i, n in enumerate(self._lengths) if n > start]
+            ends = np.array([min(self._lengths[i], start + self._CHUNK) for i in live], dtype=np.int32)
             loc = np.concatenate(([0], np.cumsum(ends - start))).astype(np.int32)
             metadata = AttentionMetadata.build(
                 query_start_loc=loc, seq_lens=ends, block_table=table[live], kv_cache=cache

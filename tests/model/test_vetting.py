@@ -107,6 +107,19 @@ def test_shapes_and_names_come_from_the_model_itself() -> None:
     assert runner.kv_cache.data.shape == (60, 2, 2, 2, 4, 16)
 
 
+@pytest.mark.parametrize("max_model_len", [2, 3, 6])
+def test_the_shortest_limit_is_enough_to_try_a_model(max_model_len: int) -> None:
+    config = EngineConfig(
+        cache=CacheConfig(block_size=4, num_blocks=4), scheduler=SchedulerConfig(max_model_len=max_model_len)
+    )
+    runner = make_runner(
+        shared_model("llama"), config, name="it", attention=paged_attention, attention_name="reference"
+    )
+    assert isinstance(runner.forward, FusedLlama)
+    tokens = run(PagedEngine(config, runner, SimulatedCodec()), [[5]], SamplingParams(max_tokens=9))[0]
+    assert tokens == generate(shared_model("llama"), [5], max_model_len - 1)
+
+
 def test_a_model_that_does_not_go_through_the_hook_is_refused() -> None:
     model = randomise(BloomForCausalLM(BloomConfig(vocab_size=101, hidden_size=32, n_layer=2, n_head=4)))
     with pytest.raises(ConfigError, match=r"it \(bloom\) is not supported"):
@@ -179,7 +192,7 @@ def test_the_trial_sees_a_single_stale_position() -> None:
     """Sensitive enough: one wrong key among seven is found."""
     model = fresh_model("llama")
     hooked = HookedModel(model, paged_attention)
-    trial = Trial(model, cache_shape(hooked, "it"))
+    trial = Trial(model, cache_shape(hooked, "it"), 64)
     assert trial.accepts(trial.difference(hooked))
 
     def shifts_a_key(query: Any, key: Any, value: Any, layer: int, metadata: Any, **options: Any) -> Any:
