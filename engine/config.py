@@ -9,6 +9,7 @@ DEFAULT_MODEL = "smollm2"
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 Preemption = Literal["recompute", "swap", "auto"]
+Policy = Literal["paged", "contiguous", "static"]
 
 
 class ConfigError(ValueError):
@@ -62,7 +63,9 @@ class SchedulerConfig:
         max_prefill_chunk: Tokens of one prompt computed in one iteration; 0 means only the budget limits it.
         max_model_len: Longest request, prompt and output together, in tokens.
         preemption: What happens to the youngest request under pressure: its blocks are computed again later, or copied
-            to the CPU pool where that has room, or whichever costs less.
+            to the CPU pool where that has room, or whichever costs less. With another policy than `paged`,
+            nobody is preempted.
+        policy: `paged`, or one of the older ways in `engine.baselines`; those share no prefixes and fork nothing.
     """
 
     max_num_seqs: int = 32
@@ -70,6 +73,7 @@ class SchedulerConfig:
     max_prefill_chunk: int = 0
     max_model_len: int = 2048
     preemption: Preemption = "recompute"
+    policy: Policy = "paged"
 
     def __post_init__(self) -> None:
         _require(self.max_num_seqs >= 1, f"--max-num-seqs {self.max_num_seqs} is not possible: use at least 1")
@@ -114,4 +118,8 @@ class EngineConfig:
         _require(
             self.scheduler.preemption != "swap" or self.cache.num_cpu_blocks > 0,
             "--preemption swap needs a CPU pool to swap to: give it blocks (--cpu-blocks N)",
+        )
+        _require(
+            self.scheduler.policy == "paged" or self.cache.num_cpu_blocks == 0,
+            f"--policy {self.scheduler.policy} has no use for a CPU pool: leave --cpu-blocks out",
         )

@@ -12,7 +12,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from engine.core.scheduler import Scheduler
+from engine.baselines.policy import scheduler_for
 from engine.request import FinishReason, Request, RequestError, RequestOutput, SamplingParams
 from engine.runner import Runner, RunnerError, TextCodec
 from engine.session import OutputCallback, Session
@@ -68,7 +68,7 @@ class PagedEngine:
         self.runner = runner
         self.codec = codec
         self.max_model_len = min(config.scheduler.max_model_len, runner.max_model_len)
-        self.scheduler = Scheduler(config, max_model_len=self.max_model_len, eos_token_ids=runner.eos_token_ids)
+        self.scheduler = scheduler_for(config, max_model_len=self.max_model_len, eos_token_ids=runner.eos_token_ids)
         if config.scheduler.preemption == "auto" and config.cache.num_cpu_blocks:
             self.scheduler.preemption_costs = runner.preemption_costs()
         self.on_work: Callable[[], None] | None = None
@@ -83,12 +83,13 @@ class PagedEngine:
             block_size=config.cache.block_size,
             num_blocks=config.cache.num_blocks,
             num_cpu_blocks=config.cache.num_cpu_blocks,
-            prefix_caching=config.cache.prefix_caching,
+            prefix_caching=self.scheduler.kv.prefix_caching,
             max_num_seqs=config.scheduler.max_num_seqs,
             max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
             max_prefill_chunk=config.scheduler.max_prefill_chunk,
             max_model_len=self.max_model_len,
-            preemption=config.scheduler.preemption,
+            preemption=config.scheduler.preemption if config.scheduler.policy == "paged" else "none",
+            policy=config.scheduler.policy,
             started_at=time.time(),
         )
         self._tracer = Tracer(self.header)
@@ -121,10 +122,13 @@ class PagedEngine:
             after it in the trace.
 
         Raises:
-            RequestError: the arguments are not a prompt and sampling parameters, or a token is not in the vocabulary.
+            RequestError: the arguments are not a prompt and sampling parameters, a token is not in the vocabulary, or
+                several outputs are asked for and the policy shares no blocks.
         """
         token_ids = self._prompt_tokens(prompt)
         params = _checked(params) or SamplingParams()
+        if params.n > 1:
+            self._require_paging()
         pieces = self.codec.pieces(token_ids) if self._tracer.active else None
         with self._inbox_lock:
             request_id = self._next_id
@@ -158,9 +162,10 @@ class PagedEngine:
             The engine's number for the fork.
 
         Raises:
-            RequestError: there never was such a request, or params is no SamplingParams.
+            RequestError: there never was such a request, params is no SamplingParams, or the policy shares no blocks.
         """
         own = _checked(params)
+        self._require_paging()
         with self._inbox_lock:
             if not 0 <= request_id < self._next_id:
                 raise RequestError(f"request {request_id} was never added: fork a live one")
@@ -172,6 +177,11 @@ class PagedEngine:
             self._inbox.append(_Forking(Session(child, None, on_output), request_id, own is not None))
         self._tell_of_work()
         return child_id
+
+    def _require_paging(self) -> None:
+        policy = self.config.scheduler.policy
+        if policy != "paged":
+            raise RequestError(f"forks and n > 1 share blocks, and the policy {policy} shares none: use paged, or n 1")
 
     def abort(self, request_id: int) -> None:
         """End a request, with all its choices, at the start of the next step; by its own number, one choice alone.

@@ -9,11 +9,11 @@ make all later ones differ. Beside it stands how far eager bfloat16 agrees with 
 from __future__ import annotations
 
 import argparse
-import json
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from engine.bench.report import Figure, show
 from engine.config import DEFAULT_MODEL, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.model import load_engine
 from engine.model.checkpoint import find_checkpoint
@@ -103,7 +103,9 @@ def agreement(one: Sequence[list[int]], other: Sequence[list[int]]) -> float:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run it."""
-    parser = argparse.ArgumentParser(description="How often the engine's greedy token is transformers' own.")
+    parser = argparse.ArgumentParser(
+        prog="python -m engine.bench.agreement", description="How often the engine's greedy token is transformers' own."
+    )
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--attention", default="auto", choices=["auto", "reference", "cpu", "triton"])
@@ -136,12 +138,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         "engine bfloat16 = eager float32": agreement(engine_bfloat16, float32),
         "eager bfloat16 = eager float32": agreement(bfloat16, float32),
     }
-    if args.json:
-        print(json.dumps(result))
-        return
-    print(f"{checkpoint.name} on {device}, {result.pop('positions')} positions")
-    for name, value in result.items():
-        print(f"{name:<34} {value:.2%}")
+    positions = result.pop("positions")
+    figures = [Figure(name, value, "x") for name, value in result.items()]
+    about = f"{checkpoint.name} on {device}, share of {positions} positions with the same greedy token"
+    show("quality", figures, as_json=args.json, about=about)
 
 
 if __name__ == "__main__":

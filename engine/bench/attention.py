@@ -11,7 +11,6 @@ With one thread, times are CPU times of that thread, which other programs distur
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -26,6 +25,7 @@ import torch
 
 from engine.attention import cpu, cpu_threads
 from engine.attention.metadata import AttentionMetadata
+from engine.bench.report import Figure, show
 from engine.kv_cache import KVCache
 
 if TYPE_CHECKING:
@@ -204,16 +204,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "threads": f"{options.threads} ({cpu_threads.description()})",
         "time": "CPU time of the thread" if options.threads == 1 else "elapsed",
     }
-    if options.json:
-        json.dump(result, sys.stdout, indent=2)
-        print()
-        return
+    show("attention", _figures(result), as_json=options.json, about=f"{options.dtype}, {result['threads']} threads")
+
+
+def _figures(result: dict[str, Any]) -> list[Figure]:
+    """What was measured, one by one."""
+    figures = []
     for row in result["paging"]:
-        print("  ".join(f"{name} {value:,.4g}" for name, value in row.items()))
+        size = f"block size {row['block_size']}"
+        for layout in ("shuffled", "identity"):
+            figures.append(Figure(f"{layout} over contiguous, {size}", row[f"{layout}_by_contiguous"], "x"))
+        for layout in ("contiguous", "identity", "shuffled"):
+            figures.append(Figure(f"{layout}, a layer, {size}", row[f"{layout}_us_per_layer"], "µs"))
+        figures.append(Figure(f"read by the kernel, shuffled, {size}", row["shuffled_gb_per_s"], "GB/s"))
     for name, value in result["steps_of_30_layers"].items():
-        print(f"{name:38} {value:8.2f}")
-    for name in ("read_gb_per_s", "compile_seconds", "dtype", "threads", "time"):
-        print(f"{name:38} {result[name]}")
+        figures.append(Figure(f"30 layers, {name.removesuffix('_ms').replace('_', ' ')}", value, "ms"))
+    figures.append(Figure("read by a sum over a large tensor", result["read_gb_per_s"], "GB/s", result["time"]))
+    figures += [Figure(f"compile, {how} cache", value, "s") for how, value in result["compile_seconds"].items()]
+    return figures
 
 
 if __name__ == "__main__":

@@ -8,10 +8,8 @@ long a recording of 600,000 steps takes to open and to seek in. No model is need
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from engine.bench.report import Figure, show
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.engine import PagedEngine
 from engine.request import SamplingParams
@@ -293,13 +292,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         figures = measure(options.steps, options.long_steps, Path(folder))
-    if options.json:
-        json.dump(figures, sys.stdout, indent=2)
-        print()
-        return
-    width = max(map(len, figures))
-    for name, value in figures.items():
-        print(f"{name:{width}}  {value:,.2f}" if value != int(value) else f"{name:{width}}  {int(value):,}")
+    shown = [_figure(name, value) for name, value in figures.items() if name != "python_loop_ns"]
+    show("trace", shown, as_json=options.json, about=f"{options.steps:,} steps of 32 running requests, CPU time")
+
+
+_UNITS = {"_us": "µs", "_ms": "ms", "_ns": "ns", "_mb": "MB", "_percent": "%"}
+
+
+def _figure(name: str, value: float) -> Figure:
+    """The unit is in the name."""
+    found = [unit for part, unit in _UNITS.items() if name.endswith(part) or f"{part}_" in name]
+    unit = found[0] if found else "bytes" if name.startswith("bytes") else ""
+    words = name
+    for part in _UNITS:
+        words = words.replace(f"{part}_", "_").removesuffix(part)
+    return Figure(words.replace("_", " "), value, unit)
 
 
 if __name__ == "__main__":

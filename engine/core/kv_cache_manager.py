@@ -31,8 +31,8 @@ class KVCacheManager:
         shared_tails: Requests that may share a partly filled last block, as forks do: who writes next copies it.
     """
 
-    def __init__(self, config: CacheConfig) -> None:
-        self.pool = BlockPool(config.num_blocks)
+    def __init__(self, config: CacheConfig, pool: BlockPool | None = None) -> None:
+        self.pool = pool or BlockPool(config.num_blocks)
         self.block_size = config.block_size
         self.prefix_caching = config.prefix_caching
         self.cpu: CpuPool | None = None

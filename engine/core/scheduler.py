@@ -51,10 +51,15 @@ class Scheduler:
     """
 
     def __init__(
-        self, config: EngineConfig, *, max_model_len: int | None = None, eos_token_ids: frozenset[int] = frozenset()
+        self,
+        config: EngineConfig,
+        *,
+        max_model_len: int | None = None,
+        eos_token_ids: frozenset[int] = frozenset(),
+        kv: KVCacheManager | None = None,
     ) -> None:
         limits = config.scheduler
-        self.kv = KVCacheManager(config.cache)
+        self.kv = kv or KVCacheManager(config.cache)
         self.max_num_seqs = limits.max_num_seqs
         self.max_num_batched_tokens = limits.max_num_batched_tokens
         self.max_chunk = limits.max_prefill_chunk or limits.max_num_batched_tokens
@@ -349,13 +354,9 @@ class Scheduler:
         kv, pool = self.kv, self.kv.pool
         while self.waiting:
             request = next(iter(self.waiting.values()))
-            if len(self.running) >= self.max_num_seqs:
-                numbers = {"running": len(self.running), "limit": self.max_num_seqs}
-                self.decisions += self._wait_reasons.head_waits(request, Reason.SEQUENCE_CAP, numbers)
-                break
-            if budget == 0:
-                numbers = {"scheduled": self.max_num_batched_tokens, "limit": self.max_num_batched_tokens}
-                self.decisions += self._wait_reasons.head_waits(request, Reason.TOKEN_BUDGET, numbers)
+            closed = self._closed(budget)
+            if closed is not None:
+                self.decisions += self._wait_reasons.head_waits(request, *closed)
                 break
             known = request.num_tokens
             total = kv.num_blocks_for(known)
@@ -364,8 +365,8 @@ class Scheduler:
             swapped = kv.num_swapped_tokens(request) if kv.cpu is not None else 0
             free = pool.num_free
             if not kv.allocate_slots(request, known, hits, offloaded):
-                numbers = {"needs": kv.num_free_needed(known, hits), "free": free}
-                self.decisions += self._wait_reasons.head_waits(request, Reason.NO_BLOCKS, numbers)
+                reason, numbers = self._no_room(request, kv.num_free_needed(known, hits), free)
+                self.decisions += self._wait_reasons.head_waits(request, reason, numbers)
                 break
             numbers = {"needs": total - len(hits), "free": free}
             start = (len(hits) + len(offloaded)) * kv.block_size
@@ -382,6 +383,18 @@ class Scheduler:
             scheduled.append(ScheduledRequest(request, phase, start, num_new, table))
             budget -= num_new
         return budget
+
+    def _closed(self, budget: int) -> tuple[Reason, dict[str, int]] | None:
+        """Why nobody is admitted now, whoever it is; None where somebody may be."""
+        if len(self.running) >= self.max_num_seqs:
+            return Reason.SEQUENCE_CAP, {"running": len(self.running), "limit": self.max_num_seqs}
+        if budget == 0:
+            return Reason.TOKEN_BUDGET, {"scheduled": self.max_num_batched_tokens, "limit": self.max_num_batched_tokens}
+        return None
+
+    def _no_room(self, request: Request, needs: int, free: int) -> tuple[Reason, dict[str, int]]:
+        """Why the head of the queue cannot have its blocks."""
+        return Reason.NO_BLOCKS, {"needs": needs, "free": free}
 
     def _start(self, request: Request, start: int, numbers: dict[str, int], reason: Reason) -> None:
         """Move a request that has its blocks, and so many computed tokens in them, from waiting to running."""

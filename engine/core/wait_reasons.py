@@ -47,7 +47,7 @@ class WaitReasons:
     def head_waits(self, request: Request, reason: Reason, numbers: dict[str, int]) -> list[Decision]:
         """The decision to note about the head of the queue; none if nothing is new."""
         request_id = request.request_id
-        if reason is Reason.NO_BLOCKS:
+        if reason in (Reason.NO_BLOCKS, Reason.NO_HOLE):
             self._block_misses[request_id] = self._block_misses.get(request_id, 0) + 1
         return self._note(Decision(DecisionKind.WAITS, request_id, reason, numbers))
 

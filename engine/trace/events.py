@@ -25,7 +25,8 @@ class Op(enum.IntEnum):
     """What happened to a block. Each operation is a row of four integers, `BlockOp`, applied in the order given."""
 
     ALLOCATE = 0
-    """(block, request, logical): taken from the head of the free queue; its old content is gone; one reference."""
+    """(block, request, logical): taken from the free queue (its head, where memory is paged); its old content is gone;
+    one reference."""
     SHARE = 1
     """(block, request, logical): a prefix hit or a fork, one reference more; a free block leaves the free queue."""
     FILL = 2
@@ -92,6 +93,10 @@ class Reason(enum.StrEnum):
     """parent, shared, cached_tokens: split off a running request, whose blocks with so many tokens it shares."""
     NO_BLOCKS = "no_blocks"
     """needs, free: blocks that the known tokens need, and how many are free."""
+    NO_HOLE = "no_hole"
+    """needs, largest_hole, free: blocks in a row that it reserves, the most free ones in a row, and all free ones."""
+    BATCH_RUNNING = "batch_running"
+    """running, batch: of the static batch, how many still run, and how many it had."""
     SEQUENCE_CAP = "sequence_cap"
     """running, limit: max_num_seqs."""
     TOKEN_BUDGET = "token_budget"
@@ -108,6 +113,8 @@ class Reason(enum.StrEnum):
     """needs, free, released, swapped: as GAVE_WAY_TO_ITSELF."""
     NEVER_FITS = "never_fits"
     """needs, pool: blocks the prompt and its first new token need, and how many the pool has."""
+    RESERVATION_NEVER_FITS = "reservation_never_fits"
+    """needs, pool: the prompt and all new tokens that it may ask for need more blocks than the pool has."""
     TOO_LONG = "too_long"
     """tokens, limit: max_model_len."""
     EMPTY_PROMPT = "empty_prompt"
@@ -145,6 +152,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
         source: Who made it.
         provenance: `measured` on a real engine, `simulated` without a model, or `inferred` from outside; shown as a
             badge.
+        policy: `paged`, or the older way that was run instead: `contiguous`, `static`.
         started_at: Unix time in seconds.
     """
 
@@ -164,6 +172,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
     max_prefill_chunk: int
     max_model_len: int
     preemption: str
+    policy: str = "paged"
     started_at: float
 
 

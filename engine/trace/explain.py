@@ -28,6 +28,8 @@ _SHORT = {
     Reason.SWAPPED_IN: "swapped in {swapped:block}",
     Reason.FORKED: "forked from #{parent}, shares {shared:block}",
     Reason.NO_BLOCKS: "needs {needs:block}, {free} free",
+    Reason.NO_HOLE: "needs {needs} in a row, hole {largest_hole}, {free} free",
+    Reason.BATCH_RUNNING: "{running} of the batch of {batch} still run",
     Reason.SEQUENCE_CAP: "{running} of {limit} places taken",
     Reason.TOKEN_BUDGET: "{scheduled} of {limit} tokens scheduled",
     Reason.BEHIND: "behind #{ahead}",
@@ -36,6 +38,7 @@ _SHORT = {
     Reason.SWAPPED_OUT: "swapped out {swapped:block} for #{to}, which needs {needs}",
     Reason.SWAPPED_OUT_ITSELF: "swapped out {swapped:block}, needs {needs}, {free} free",
     Reason.NEVER_FITS: "needs {needs:block}, pool has {pool}",
+    Reason.RESERVATION_NEVER_FITS: "reserves {needs:block}, pool has {pool}",
     Reason.TOO_LONG: "{tokens:token}, limit {limit}",
     Reason.EMPTY_PROMPT: "empty prompt",
     Reason.PARENT_ENDED: "#{parent} has ended",
@@ -48,6 +51,13 @@ _LONG = {
     Reason.SWAPPED_IN: "{swapped:block} were swapped in from the CPU pool, and it goes on where it was",
     Reason.FORKED: "it is forked from request {parent} and shares its {shared:block}",
     Reason.NO_BLOCKS: "its tokens need {needs:block}, but only {free} can be taken",
+    Reason.NO_HOLE: (
+        "it reserves {needs:block} in a row for the longest it can come to, and the largest hole has {largest_hole} of "
+        "the {free} free ones"
+    ),
+    Reason.BATCH_RUNNING: (
+        "a static batch takes in nobody until all of it is done, and {running} of its {batch:request} still run"
+    ),
     Reason.SEQUENCE_CAP: "{running:request} run already, and the limit is {limit} (max_num_seqs)",
     Reason.TOKEN_BUDGET: (
         "{scheduled:token} are scheduled in this step already, and the limit is {limit} (max_num_batched_tokens)"
@@ -70,6 +80,9 @@ _LONG = {
         "{released:block}; {swapped:block} were swapped out to the CPU pool and are brought back later"
     ),
     Reason.NEVER_FITS: "its prompt and one new token need {needs:block}, and the whole pool has {pool}",
+    Reason.RESERVATION_NEVER_FITS: (
+        "its prompt and all that it may generate reserve {needs:block}, and the whole pool has {pool}"
+    ),
     Reason.TOO_LONG: "its prompt has {tokens:token}, and the longest request is {limit} (max_model_len)",
     Reason.EMPTY_PROMPT: "its prompt is empty",
     Reason.PARENT_ENDED: "it was to be forked from request {parent}, which has ended",

@@ -119,6 +119,7 @@ def _audit_lines(recording: Recording, found: Audit) -> list[str]:
     per_second = f", {found.generated_tokens / seconds:,.1f} new tokens/s" if seconds > 0 else ""
     limits = f"{header.max_num_seqs} sequences, {header.max_num_batched_tokens:,} tokens a step"
     chunk = f", prefill chunks of {header.max_prefill_chunk:,}" if header.max_prefill_chunk else ""
+    how = f"preemption by {clean(header.preemption)}" if header.policy == "paged" else f"policy {clean(header.policy)}"
     rows = [
         ("recording", f"{clean(str(recording.path))}, {recording.size / 1024:,.0f} KiB"),
         ("title", clean(header.title) or "(none)"),
@@ -129,7 +130,7 @@ def _audit_lines(recording: Recording, found: Audit) -> list[str]:
             f"{clean(model.name)} on {clean(model.device)}, {clean(model.dtype)}, attention {clean(model.attention)}",
         ),
         ("pool", f"{header.num_blocks:,} blocks of {header.block_size} tokens, {_kib(recording)} KiB each"),
-        ("", f"prefix caching {'on' if header.prefix_caching else 'off'}, preemption by {clean(header.preemption)}"),
+        ("", f"prefix caching {'on' if header.prefix_caching else 'off'}, {how}"),
         ("limits", f"{limits}{chunk}, {header.max_model_len:,} tokens a request"),
         ("steps", f"{found.num_steps:,} in {seconds:,.1f} s{'' if recording.complete else ', not closed properly'}"),
         ("requests", f"{found.num_requests:,}{_counted(found.finished, ': ')}"),

@@ -44,6 +44,14 @@ class DTypeName(enum.StrEnum):
     float32 = "float32"
 
 
+class PolicyName(enum.StrEnum):
+    """Who runs when, and how memory is handed out."""
+
+    paged = "paged"
+    contiguous = "contiguous"
+    static = "static"
+
+
 class AttentionName(enum.StrEnum):
     """An implementation of the attention."""
 
@@ -75,6 +83,14 @@ def run_command(
     attention: Annotated[
         AttentionName, typer.Option(help="Attention implementation.", rich_help_panel=_ENGINE)
     ] = AttentionName.auto,
+    policy: Annotated[
+        PolicyName,
+        typer.Option(
+            help="paged; or the old way: memory reserved in one piece (contiguous), and batches that run until all of "
+            "them is done (static).",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = PolicyName.paged,
     block_size: Annotated[int, typer.Option(help="Tokens a block holds.", rich_help_panel=_ENGINE)] = _cache.block_size,
     num_blocks: Annotated[int, typer.Option(help="Blocks in the pool.", rich_help_panel=_ENGINE)] = _cache.num_blocks,
     prefix_caching: Annotated[
@@ -188,6 +204,7 @@ def run_command(
             max_num_batched_tokens=max_num_batched_tokens,
             max_prefill_chunk=max_prefill_chunk,
             max_model_len=_model_len(model, max_model_len),
+            policy=policy.value,
         ),
         seed=seed,
     )

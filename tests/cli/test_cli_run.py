@@ -369,3 +369,21 @@ def test_on_screen_steps_pause_the_engine(on_screen, two):
     assert result.exit_code == 0, result.output
     assert source.loop.paused
     assert source.position == 8
+
+
+@pytest.mark.parametrize(
+    ("policy", "why_they_wait"), [("paged", "no_blocks"), ("contiguous", "no_hole"), ("static", "batch_running")]
+)
+def test_a_session_of_any_policy_is_recorded_as_such_and_holds_its_invariants(policy, why_they_wait, tmp_path):
+    workload, path = tmp_path / "six.json", tmp_path / "old.mcap"
+    workload.write_text(json.dumps([{"ids": [300 + i] * 30, "out": 20} for i in range(9)]))
+    result = run("--policy", policy, "--workload", str(workload), "--num-blocks", "13", "--record", str(path), "--json")
+    summary = json.loads(result.stdout)
+    assert summary["generated_tokens"] == 180
+    with Recording.open(path) as recording:
+        assert recording.header.policy == policy
+        reasons = {decision.reason for step in recording.steps() for decision in step.decisions}
+    assert why_they_wait in reasons
+    report = runner.invoke(app, ["inspect", str(path)])
+    assert report.exit_code == 0
+    assert (f"policy {policy}" in report.stdout) == (policy != "paged")

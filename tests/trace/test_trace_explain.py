@@ -31,6 +31,19 @@ CASES = [
         "failed: needs 5 blocks, pool has 4",
         "Request 1 failed: alone in the pool it needs 5 blocks, and the whole pool has 4.",
     ),
+    (
+        Decision(DecisionKind.WAITS, 5, Reason.NO_HOLE, {"needs": 12, "largest_hole": 8, "free": 20}),
+        "waits: needs 12 in a row, hole 8, 20 free",
+        (
+            "Request 5 waits: it reserves 12 blocks in a row for the longest it can come to, and the largest hole has 8 of "
+            "the 20 free ones."
+        ),
+    ),
+    (
+        Decision(DecisionKind.WAITS, 5, Reason.BATCH_RUNNING, {"running": 1, "batch": 4}),
+        "waits: 1 of the batch of 4 still run",
+        "Request 5 waits: a static batch takes in nobody until all of it is done, and 1 of its 4 requests still run.",
+    ),
 ]
 
 
@@ -48,6 +61,9 @@ NUMBERS = {
     Reason.SWAPPED_OUT_ITSELF: ("needs", "free", "released", "swapped"),
     Reason.PARENT_ENDED: ("parent",),
     Reason.NO_BLOCKS: ("needs", "free"),
+    Reason.NO_HOLE: ("needs", "largest_hole", "free"),
+    Reason.BATCH_RUNNING: ("running", "batch"),
+    Reason.RESERVATION_NEVER_FITS: ("needs", "pool"),
     Reason.SEQUENCE_CAP: ("running", "limit"),
     Reason.TOKEN_BUDGET: ("scheduled", "limit"),
     Reason.BEHIND: ("ahead",),

@@ -1,0 +1,126 @@
+"""Memory as it was before paging: each request reserves, when it starts, one piece for the longest it can come to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from engine.baselines.first_fit import FirstFitPool
+from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.scheduler import Scheduler
+from engine.trace.events import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from engine.config import CacheConfig, EngineConfig
+    from engine.request import Request
+
+
+class Fragmentation(NamedTuple):
+    """Where memory is lost at one moment, in blocks and slots (Kwon et al., SOSP 2023, section 3.1).
+
+    Attributes:
+        reserved_slots: Slots of the blocks in use.
+        filled_slots: Of these, how many hold keys and values.
+        free: Blocks that nobody holds.
+        largest_hole: Most free blocks in a row.
+    """
+
+    reserved_slots: int
+    filled_slots: int
+    free: int
+    largest_hole: int
+
+    @property
+    def internal(self) -> float:
+        """Share of the slots in use that hold nothing, reserved for later or for never; 0 where none is in use."""
+        return 1 - self.filled_slots / self.reserved_slots if self.reserved_slots else 0.0
+
+    @property
+    def external(self) -> float:
+        """Share of the free blocks that the largest request that fits could not have; 0 where none is free."""
+        return 1 - self.largest_hole / self.free if self.free else 0.0
+
+
+class ReservedKVCache(KVCacheManager):
+    """Block tables that are one run of neighbours from the first step to the last.
+
+    Nothing is shared and nothing found again: a piece belongs to one request.
+
+    Attributes:
+        pool: Hands out runs.
+    """
+
+    pool: FirstFitPool
+
+    def __init__(self, config: CacheConfig, max_model_len: int) -> None:
+        super().__init__(config, pool=FirstFitPool(config.num_blocks))
+        self.prefix_caching = False
+        self._max_model_len = max_model_len
+
+    def reservation(self, request: Request) -> int:
+        """Blocks that the request reserves: for its prompt and all tokens that it may generate."""
+        longest = min(request.num_prompt_tokens + request.params.max_tokens, self._max_model_len)
+        return self.num_blocks_for(longest)
+
+    def allocate_slots(
+        self, request: Request, num_tokens: int, hits: Sequence[int] = (), offloaded: Sequence[bytes] = ()
+    ) -> bool:
+        """Reserve the request's piece when it starts; from then on there is room for all of its tokens.
+
+        Returns:
+            Whether there was a hole for it. If not, nothing has changed.
+        """
+        request_id = request.request_id
+        if request_id in self._tables:
+            return True
+        needs = self.reservation(request)
+        if needs > self.pool.holes.largest:
+            return False
+        self._tables[request_id] = self.pool.allocate(needs, request_id)
+        self._num_published[request_id] = 0
+        return True
+
+
+class ReservingScheduler(Scheduler):
+    """Requests join and leave at every step, each with its memory reserved in one piece.
+
+    Nobody ever gives way: whoever runs has all the memory that it can need. The price is that few run.
+    """
+
+    kv: ReservedKVCache
+
+    def __init__(
+        self, config: EngineConfig, *, max_model_len: int | None = None, eos_token_ids: frozenset[int] = frozenset()
+    ) -> None:
+        longest = min(config.scheduler.max_model_len, max_model_len or config.scheduler.max_model_len)
+        kv = ReservedKVCache(config.cache, longest)
+        super().__init__(config, max_model_len=longest, eos_token_ids=eos_token_ids, kv=kv)
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request, or refuse at once what can never run."""
+        needs, pool = self.kv.reservation(request), self.kv.pool.num_blocks
+        if 0 < request.num_prompt_tokens < self.max_model_len and needs > pool:
+            self._refuse(
+                request,
+                Reason.RESERVATION_NEVER_FITS,
+                {"needs": needs, "pool": pool},
+                f"the prompt and up to {self.max_tokens(request)} new tokens reserve {needs} blocks and the pool has "
+                f"{pool}: ask for fewer tokens (max_tokens), or start with more blocks (--num-blocks)",
+            )
+        else:
+            super().add_request(request)
+
+    def fragmentation(self) -> Fragmentation:
+        """What is lost now."""
+        pool = self.kv.pool
+        return Fragmentation(
+            reserved_slots=pool.num_used * self.kv.block_size,
+            filled_slots=sum(request.num_computed_tokens for request in self.running.values()),
+            free=pool.num_free,
+            largest_hole=pool.holes.largest,
+        )
+
+    def _no_room(self, request: Request, needs: int, free: int) -> tuple[Reason, dict[str, int]]:
+        reserves = self.kv.reservation(request)
+        return Reason.NO_HOLE, {"needs": reserves, "largest_hole": self.kv.pool.holes.largest, "free": free}
