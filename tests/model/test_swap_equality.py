@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize("length", [13, 14, 15, 16, 17, 18])
 def test_preempted_outputs_equal_the_unpreempted_around_a_block_boundary(length: int, preemption: Preemption) -> None:
     prompts = [prompt_of(length, seed) for seed in range(3)]
-    engine = engine_over(shared_model("llama"), block_size=4, num_blocks=13, num_cpu_blocks=16, preemption=preemption)
+    engine = engine_over(
+        shared_model("llama"),
+        block_size=4,
+        num_blocks=3 * -(-length // 4) + 1,
+        num_cpu_blocks=16,
+        preemption=preemption,
+    )
     assert run(engine, prompts, GREEDY) == expected_all("llama", prompts)
     assert engine.scheduler.num_preemptions > 0
 
