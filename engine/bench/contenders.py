@@ -111,7 +111,7 @@ def transformers_continuous(work: Work, options: argparse.Namespace) -> Run:
     from transformers import GenerationConfig
 
     model = _transformers(options)
-    config = GenerationConfig(
+    config = GenerationConfig(  # type: ignore[no-untyped-call]
         max_new_tokens=max(r["out"] for r in work),
         do_sample=False,
         eos_token_id=-1,

@@ -35,8 +35,8 @@ CASES = [
         Decision(DecisionKind.WAITS, 5, Reason.NO_HOLE, {"needs": 12, "largest_hole": 8, "free": 20}),
         "waits: needs 12 in a row, hole 8, 20 free",
         (
-            "Request 5 waits: it reserves 12 blocks in a row for the longest it can come to, and the largest hole has 8 of "
-            "the 20 free ones."
+            "Request 5 waits: it reserves 12 blocks in a row for the longest it can come to, "
+            "and the largest hole has 8 of the 20 free ones."
         ),
     ),
     (
