@@ -9,7 +9,7 @@ PACK   := $(VENV)/.weights
 TORCH_INDEX ?=
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: run play test setup check lint types imports wheel clean help
+.PHONY: run play test setup check lint types imports wheel recordings clean help
 
 run: setup  ## set up, then open the live dashboard (ARGS="...")
 	@$(BIN)/kvtui run $(ARGS)
@@ -52,6 +52,14 @@ imports: setup
 
 wheel: setup
 	@$(PIP) wheel --no-deps -w dist .
+
+recordings: setup  ## make the packaged recordings again, with the real model
+	@$(BIN)/kvtui run --headless --force --workload rag --num-blocks 160 --record recordings/shared-prefix.mcap \
+	  --title "One document, sixteen questions: a prefix computed once and shared" \
+	  --description "Every question comes with the same long document. The first one computes its blocks; the others find them in the prefix cache and refer to them (the digit on a block counts its references)."
+	@$(BIN)/kvtui run --headless --force --workload burst --num 24 --num-blocks 64 --record recordings/under-pressure.mcap \
+	  --title "Twenty-four long answers, room for a few: waiting and preemption" \
+	  --description "All arrive at once in a pool of 64 blocks. Requests wait for blocks; when one that runs finds none, the youngest gives way, and its tokens are computed again later."
 
 clean:  ## remove everything that make made
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache
