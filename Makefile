@@ -9,7 +9,7 @@ PACK   := $(VENV)/.weights
 TORCH_INDEX ?=
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: run play test setup check lint types imports wheel recordings clean help
+.PHONY: run play test setup check lint types imports wheel recordings pictures clean help
 
 run: setup  ## set up, then open the live dashboard (ARGS="...")
 	@$(BIN)/kvtui run $(ARGS)
@@ -60,6 +60,11 @@ recordings: setup  ## make the packaged recordings again, with the real model
 	@$(BIN)/kvtui run --headless --force --workload burst --num 24 --num-blocks 64 --record recordings/under-pressure.mcap \
 	  --title "Twenty-four long answers, room for a few: waiting and preemption" \
 	  --description "All arrive at once in a pool of 64 blocks. Requests wait for blocks; when one that runs finds none, the youngest gives way, and its tokens are computed again later."
+
+pictures: setup  ## draw the README's pictures again, from the packaged recordings
+	@mkdir -p docs/images
+	@$(BIN)/kvtui shot shared-prefix --step 60 --size 180x46 -o docs/images/shared-prefix.svg
+	@$(BIN)/kvtui shot under-pressure --step 260 --size 180x46 -o docs/images/under-pressure.svg
 
 clean:  ## remove everything that make made
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache

@@ -18,6 +18,7 @@ COMMANDS = {
     "recordings": "List the packaged recordings.",
     "inject": "Send requests to a running session and report latency and throughput.",
     "inspect": "Report on a recording: its header, its counts, and whether the invariants hold after every step.",
+    "shot": "Draw a recording at one step into an SVG file.",
     "bench": "Measure this machine: throughput beside the peers, attention, pool, trace, quality, screen.",
     "doctor": "Say what kvtui finds on this machine, and what to do about what is missing.",
 }
