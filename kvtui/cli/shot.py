@@ -23,7 +23,9 @@ def shot_command(
     theme: Annotated[str | None, typer.Option(help="Name of a theme.")] = None,
     ascii_only: Annotated[bool, typer.Option("--ascii", help="Draw with ASCII characters alone.")] = False,
 ) -> None:
-    """Draw a recording at one step into an SVG file, without a terminal.
+    """Draw a recording at one step into an SVG file.
+
+    It needs no terminal, no model and no torch.
 
     Example: kvtui shot shared-prefix --step 60 -o picture.svg
     """
