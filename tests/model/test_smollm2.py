@@ -53,12 +53,26 @@ def expected(loaded: tuple[Any, TokenizerCodec], prompts: list[list[int]]) -> li
         model.generation_config.eos_token_id = before
 
 
-@pytest.mark.parametrize(("block_size", "chunk", "fuse"), [(16, 64, True), (3, 7, True), (32, 0, False)])
+@pytest.mark.parametrize(
+    ("block_size", "chunk", "fuse", "attention"), [(16, 64, True, "cpu"), (3, 7, False, "reference")]
+)
 def test_greedy_tokens_equal_generate(
-    loaded: Any, prompts: list[list[int]], expected: list[list[int]], block_size: int, chunk: int, fuse: bool
+    loaded: Any,
+    prompts: list[list[int]],
+    expected: list[list[int]],
+    block_size: int,
+    chunk: int,
+    fuse: bool,
+    attention: str,
 ) -> None:
     engine = engine_over(
-        loaded[0], block_size=block_size, num_blocks=-(-600 // block_size), chunk=chunk, fuse=fuse, codec=loaded[1]
+        loaded[0],
+        block_size=block_size,
+        num_blocks=-(-600 // block_size),
+        chunk=chunk,
+        fuse=fuse,
+        codec=loaded[1],
+        attention=attention,
     )
     assert run(engine, prompts, GREEDY) == expected
 
@@ -67,7 +81,9 @@ def test_greedy_tokens_equal_generate_under_preemption_and_prefix_hits(
     loaded: Any, prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
     # The document's cuts all go on with its words or alike: what one has computed the next one finds.
-    engine = engine_over(loaded[0], block_size=4, num_blocks=26, max_num_batched_tokens=48, codec=loaded[1])
+    engine = engine_over(
+        loaded[0], block_size=4, num_blocks=26, max_num_batched_tokens=48, codec=loaded[1], attention="cpu"
+    )
     assert run(engine, prompts, GREEDY) == expected
     assert engine.scheduler.num_preemptions > 0
     assert engine.scheduler.prefix_hit_tokens > 0
