@@ -116,6 +116,7 @@ class TritonAttention:
             "itemsize": query.element_size(),
             "quantised": options.kind != triton_cache.PLAIN.value,
             "paged": _paged(metadata),
+            "window": options.window > 0,
         }
         num_decodes = min(metadata.num_decodes, metadata.num_seqs)
         num_prefills = metadata.num_seqs - num_decodes

@@ -57,7 +57,14 @@ def padded(n: int, least: int = 16) -> int:
 
 
 def decode_tile(
-    target: Target, *, group: int, head_dim: int, itemsize: int, quantised: bool, paged: bool = True
+    target: Target,
+    *,
+    group: int,
+    head_dim: int,
+    itemsize: int,
+    quantised: bool,
+    paged: bool = True,
+    window: bool = False,
 ) -> Tile:
     """The cut for one query row per sequence.
 
@@ -69,12 +76,15 @@ def decode_tile(
         quantised: Whether the cache's codes are converted in the kernel, in registers.
         paged: Whether keys are found through a block table. The pipeline then spends a stage on the table, so that
             one stage less without it keeps as many keys in flight.
+        window: Whether a sliding window cuts the keys, which takes a loop more.
     """
     block_m = padded(group)
     width = padded(head_dim) * itemsize  # bytes of one key
     if block_m > 16:
         # Many heads share one KV head: the work is a prefill's.
-        tile = prefill_tile(target, group=group, head_dim=head_dim, itemsize=itemsize, quantised=quantised, paged=paged)
+        tile = prefill_tile(
+            target, group=group, head_dim=head_dim, itemsize=itemsize, quantised=quantised, paged=paged, window=window
+        )
         return Tile(block_m, min(tile.block_n, 32), tile.num_warps, tile.num_stages)
     if width > 512:
         return Tile(block_m, 16, 8, 2)
@@ -85,7 +95,14 @@ def decode_tile(
 
 
 def prefill_tile(
-    target: Target, *, group: int, head_dim: int, itemsize: int, quantised: bool, paged: bool = True
+    target: Target,
+    *,
+    group: int,
+    head_dim: int,
+    itemsize: int,
+    quantised: bool,
+    paged: bool = True,
+    window: bool = False,
 ) -> Tile:
     """The cut for many query rows per sequence; the arguments are those of `decode_tile`."""
     width = padded(head_dim) * itemsize
@@ -102,7 +119,9 @@ def prefill_tile(
         tile = Tile(128, 64, 8, 3)
     block_m = max(tile.block_m, padded(group))
     if target.backend == "hip":
-        return Tile(block_m, min(tile.block_n, 32), tile.num_warps, 2)
+        # There the masks of a tile are scalar registers, of which a program has about a hundred.
+        block_n = 16 if window or width > 256 else min(tile.block_n, 32)
+        return Tile(block_m, block_n, tile.num_warps, 1 if quantised and not window else 2)
     if not paged:
         return Tile(block_m, min(tile.block_n, 32), tile.num_warps, 2)
     return Tile(block_m, tile.block_n, tile.num_warps, tile.num_stages)

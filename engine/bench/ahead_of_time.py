@@ -187,7 +187,13 @@ def _source(
     decode = kernel.startswith("decode")
     choose = decode_tile if decode else prefill_tile
     tile = choose(
-        target, group=c.group, head_dim=c.head_dim, itemsize=itemsize, quantised=c.cache is not None, paged=c.paged
+        target,
+        group=c.group,
+        head_dim=c.head_dim,
+        itemsize=itemsize,
+        quantised=c.cache is not None,
+        paged=c.paged,
+        window=c.window > 0,
     )
     if kernel == "write":
         signature = dict.fromkeys(("key", "value"), f"*{element}") | {
