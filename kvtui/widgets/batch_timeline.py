@@ -11,6 +11,7 @@ from kvtui.view import RequestSelected
 from kvtui.widgets.line import Line
 from kvtui.widgets.line_panel import LinePanel
 from kvtui.widgets.marks import mark_row
+from kvtui.widgets.wheel import WheelScrolled
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 _DIGITS = 5
 _MOST_DIGITS = 11
 _LEGEND_FROM_HEIGHT = 6
-_WHEEL_ROWS = 3
 _LEGEND = (
     (Mark.PREFILL, "prefill"),
     (Mark.DECODE, "decode"),
@@ -36,7 +36,7 @@ _LEGEND = (
 )
 
 
-class BatchTimeline(LinePanel):
+class BatchTimeline(WheelScrolled, LinePanel):
     """The batch over time.
 
     Where there are more requests than rows, the ones in the batch come first, then waiting ones, then those that ended
@@ -116,21 +116,22 @@ class BatchTimeline(LinePanel):
 
     def action_scroll_up(self) -> None:
         """Walk towards older requests."""
-        self._scroll(-1)
+        self.scroll_rows(-1)
 
     def action_scroll_down(self) -> None:
         """Walk towards newer requests."""
-        self._scroll(1)
+        self.scroll_rows(1)
 
     def action_page_up(self) -> None:
         """Walk a window towards older requests."""
-        self._scroll(-max(1, len(self._shown)))
+        self.scroll_rows(-max(1, len(self._shown)))
 
     def action_page_down(self) -> None:
         """Walk a window towards newer requests."""
-        self._scroll(max(1, len(self._shown)))
+        self.scroll_rows(max(1, len(self._shown)))
 
-    def _scroll(self, rows: int) -> None:
+    def scroll_rows(self, rows: int) -> None:
+        """Move the window towards newer rows, older ones where negative."""
         newest = self._count - len(self._shown)
         if newest <= 0:
             return
@@ -138,18 +139,6 @@ class BatchTimeline(LinePanel):
         moved = at + rows
         self._offset = None if moved > newest else max(0, moved)
         self.redraw()
-
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        """Walk towards newer requests."""
-        event.stop()
-        event.prevent_default()
-        self._scroll(_WHEEL_ROWS)
-
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        """Walk towards older requests."""
-        event.stop()
-        event.prevent_default()
-        self._scroll(-_WHEEL_ROWS)
 
     def on_click(self, event: events.Click) -> None:
         """Select the request that was clicked."""

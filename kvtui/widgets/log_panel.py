@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from kvtui.safe_text import clean, fit
 from kvtui.widgets.line import Line
 from kvtui.widgets.line_panel import LinePanel
+from kvtui.widgets.wheel import WheelScrolled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    from textual import events
     from textual.strip import Strip
 
     from kvtui.view import View
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 Level = Literal["info", "warning", "error"]
 
 _MOST_CHARACTERS = 2000
-_WHEEL_ROWS = 3
 _ERROR = re.compile(r"(?i:\b(error|critical|fatal|exception|traceback)\b)|[a-z](Error|Exception)\b")
 _WARNING = re.compile(r"(?i:\bwarn(ing)?\b)|[a-z]Warning\b")
 _SIGN = {"info": " ", "warning": "?", "error": "!"}
@@ -48,7 +47,7 @@ def level_of(text: str) -> Level:
     return "error" if _ERROR.search(text) else "warning" if _WARNING.search(text) else "info"
 
 
-class LogPanel(LinePanel):
+class LogPanel(WheelScrolled, LinePanel):
     """The last lines, newest at the bottom.
 
     `write` may be called from any thread and never waits; `drain`, called by the app's timer, takes the lines in.
@@ -157,34 +156,23 @@ class LogPanel(LinePanel):
 
     # -- acting --------------------------------------------------------------------------------------------------
 
-    def _scroll(self, rows: int) -> None:
+    def scroll_rows(self, rows: int) -> None:
+        """Move the window towards newer rows, older ones where negative."""
         self._back = max(0, self._back - rows)
         self.redraw()
 
     def action_scroll_up(self) -> None:
         """Show older lines."""
-        self._scroll(-1)
+        self.scroll_rows(-1)
 
     def action_scroll_down(self) -> None:
         """Show newer lines."""
-        self._scroll(1)
+        self.scroll_rows(1)
 
     def action_page_up(self) -> None:
         """Show a window of older lines."""
-        self._scroll(-max(1, self.size.height))
+        self.scroll_rows(-max(1, self.size.height))
 
     def action_page_down(self) -> None:
         """Show a window of newer lines."""
-        self._scroll(max(1, self.size.height))
-
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        """Show newer lines."""
-        event.stop()
-        event.prevent_default()
-        self._scroll(_WHEEL_ROWS)
-
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        """Show older lines."""
-        event.stop()
-        event.prevent_default()
-        self._scroll(-_WHEEL_ROWS)
+        self.scroll_rows(max(1, self.size.height))

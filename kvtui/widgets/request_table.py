@@ -12,6 +12,7 @@ from kvtui.view import RequestSelected
 from kvtui.widgets.line import Line
 from kvtui.widgets.line_panel import LinePanel
 from kvtui.widgets.request_row import columns_for, draw_heading, draw_request, table_pieces
+from kvtui.widgets.wheel import WheelScrolled
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -24,11 +25,10 @@ if TYPE_CHECKING:
     from engine.trace.state import RequestState
     from kvtui.view import View
 
-_WHEEL_ROWS = 3
 _PEEK_FROM_ROWS = 8
 
 
-class RequestTable(LinePanel):
+class RequestTable(WheelScrolled, LinePanel):
     """A table with a cursor that stays on its request when the rows move.
 
     Posts `RequestSelected` for enter and for a click, with None where the request was selected already.
@@ -255,17 +255,8 @@ class RequestTable(LinePanel):
             self._select(self._order[places[row]])
             self.redraw()
 
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        """Move the window down."""
-        self._scroll(event, _WHEEL_ROWS)
-
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        """Move the window up."""
-        self._scroll(event, -_WHEEL_ROWS)
-
-    def _scroll(self, event: events.MouseEvent, rows: int) -> None:
-        event.stop()
-        event.prevent_default()
+    def scroll_rows(self, rows: int) -> None:
+        """Move the window; the cursor stays behind."""
         self._cursor_leads = False
         self._top += rows
         self._settle()
