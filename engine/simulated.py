@@ -111,6 +111,22 @@ class SimulatedCodec:
         return pieces
 
 
+SIMULATED_MODEL = ModelInfo(
+    name="simulated",
+    architecture="none: tokens are made up",
+    device="none",
+    dtype="bfloat16",
+    attention="none",
+    num_layers=30,
+    num_kv_heads=3,
+    num_query_heads=9,
+    head_dim=64,
+    vocab_size=SimulatedCodec.vocab_size,
+    kv_bytes_per_token=2 * 30 * 3 * 64 * 2,
+)
+"""What the simulated runner says of its model: the shapes of a small real one, so that the formulas give real sizes."""
+
+
 class SimulatedRunner:
     """Next tokens that are a pure function of the tokens so far and a seed, found through the paged memory.
 
@@ -149,19 +165,7 @@ class SimulatedRunner:
         self._seconds_per_token = seconds_per_token
         self._eos_below = int(eos_rate * 2**32)
         self._weights = np.arange(1, 1025, 2, dtype=np.uint64)
-        self.model_info = ModelInfo(
-            name="simulated",
-            architecture="none: tokens are made up",
-            device="none",
-            dtype="bfloat16",
-            attention="none",
-            num_layers=30,
-            num_kv_heads=3,
-            num_query_heads=9,
-            head_dim=64,
-            vocab_size=SimulatedCodec.vocab_size,
-            kv_bytes_per_token=2 * 30 * 3 * 64 * 2,
-        )
+        self.model_info = SIMULATED_MODEL
 
     def execute(self, output: SchedulerOutput) -> list[int | None]:
         """Write the batch's cells, then read each sequence that samples back as a whole.

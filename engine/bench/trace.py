@@ -22,7 +22,8 @@ from engine.bench.report import Figure, show
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.engine import PagedEngine
 from engine.request import SamplingParams
-from engine.trace.events import Header, ModelInfo, RequestArrived, StepTrace, TraceMessage
+from engine.simulated import SIMULATED_MODEL
+from engine.trace.events import Header, RequestArrived, StepTrace, TraceMessage
 from engine.trace.invariants import check
 from engine.trace.reader import Recording
 from engine.trace.recording import RecordingWriter
@@ -111,18 +112,8 @@ class _ZipfRunner:
         self._rng = rng
         self.last_execute_ns = 0
         self.last_sample_ns = 0
-        self.model_info = ModelInfo(
-            name="zipf",
-            architecture="none",
-            device="none",
-            dtype="bfloat16",
-            attention="none",
-            num_layers=30,
-            num_kv_heads=3,
-            num_query_heads=9,
-            head_dim=64,
-            vocab_size=VOCABULARY,
-            kv_bytes_per_token=2 * 30 * 3 * 64 * 2,
+        self.model_info = msgspec.structs.replace(
+            SIMULATED_MODEL, name="zipf", architecture="none", vocab_size=VOCABULARY
         )
 
     def execute(self, output: SchedulerOutput) -> list[int | None]:

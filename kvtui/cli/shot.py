@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 from pathlib import Path  # noqa: TC003 - Typer reads it
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvtui.cli.errors import UsageError, say
+
+if TYPE_CHECKING:
+    from engine.trace.reader import Recording
 
 _LARGEST = (400, 200)
 _SETTLE_S = 0.6
@@ -43,19 +46,17 @@ def shot_command(
     if opened.num_steps == 0:
         raise UsageError(f"{path} has no steps: there is nothing to draw")
     last = opened.num_steps - 1
-    if step is not None and step > last:
+    shown = last if step is None else step
+    if shown > last:
         raise UsageError(f"--step {step} is behind the end: {path} has steps 0 to {last}")
-    svg = asyncio.run(_draw(opened, last if step is None else step, columns, rows, theme, ascii_only))
-    out.write_text(svg, encoding="utf-8")
-    say(f"drew step {last if step is None else step} of {path} into {out}")
+    out.write_text(asyncio.run(_draw(opened, shown, columns, rows, theme, ascii_only)), encoding="utf-8")
+    say(f"drew step {shown} of {path} into {out}")
 
 
-async def _draw(opened: object, step: int, columns: int, rows: int, theme: str | None, ascii_only: bool) -> str:
-    from engine.trace.reader import Recording
+async def _draw(opened: Recording, step: int, columns: int, rows: int, theme: str | None, ascii_only: bool) -> str:
     from kvtui.app import KvtuiApp
     from kvtui.sources.recorded import RecordingSource
 
-    assert isinstance(opened, Recording)
     source = RecordingSource(opened, step)
     source.pause()
     app = KvtuiApp(source, theme=theme, ascii_only=ascii_only)
