@@ -549,3 +549,19 @@ async def test_holding_a_key_with_many_requests_costs_no_more_than_the_screen(mo
         monkeypatch.setattr(table, "draw", lambda *args: asked.append(1) or draw(*args))
         await pilot.press(*["down"] * 20)
         assert len(asked) < 20 * 34
+
+
+@pytest.mark.parametrize(("before", "after"), [((100, 24), (200, 50)), ((200, 50), (80, 24))])
+async def test_a_resize_draws_what_comes_into_sight_also_while_nothing_happens(before, after) -> None:
+    live = Live()
+    live.ask(3)
+    async with live.app.run_test(size=before) as pilot:
+        live.run(8)
+        await frame(pilot)
+        live.source.pause()
+        await frame(pilot)
+        await pilot.resize_terminal(*after)
+        await pilot.pause(0.3)
+        picture = text_of(live.app)
+    wanted = ("Requests ", "Free pool", "Batch per iteration") if after == (200, 50) else ("1 Blocks", "2 Requests")
+    assert [shown for shown in wanted if shown not in picture] == []

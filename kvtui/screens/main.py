@@ -191,6 +191,8 @@ class MainScreen(Screen[None]):
         self.query_one("#right").display = self.wide or not shown & _LEFT
         self.inspector.styles.height = None
         self.tabs.current = self.tab
+        # A panel that comes into sight has its size only after the next layout.
+        self.call_after_refresh(self._catch_up)
 
     def open_tab(self, tab: int) -> None:
         """Show a panel and give it the focus."""
@@ -204,8 +206,6 @@ class MainScreen(Screen[None]):
         else:
             self.tab = 0
             self.grid.focus()
-        # A panel that comes into sight has its size only after the next layout.
-        self.call_after_refresh(self._catch_up)
 
     def next_panel(self, by: int) -> None:
         """Go around the panels."""
