@@ -54,6 +54,13 @@ def driver_for(terminal: TextIO, on_leave: Callable[[], None]) -> type[Driver]:
                 return super()._get_terminal_size()
             return (size.columns or 80, size.lines or 25)
 
+        def resume_application_mode(self) -> None:
+            # Stopped by SIGSTOP, nothing was suspended: starting on top of that would take the terminal as it is now
+            # for the shell's, and leave a second set of threads behind.
+            if self._key_thread is not None and self._key_thread.is_alive():
+                self.suspend_application_mode()
+            super().resume_application_mode()
+
         def stop_application_mode(self) -> None:
             super().stop_application_mode()
             on_leave()

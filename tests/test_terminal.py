@@ -163,6 +163,19 @@ def test_a_signal_gives_the_terminal_back_says_which_and_exits_with_its_code(ter
     assert f"kvtui: ended by {number.name}" in session.after
 
 
+def test_a_process_that_was_stopped_and_continued_still_gives_the_terminal_back(terminal) -> None:
+    session = terminal("runs")
+    session.process.send_signal(signal.SIGSTOP)
+    os.waitpid(session.process.pid, os.WUNTRACED)
+    session.process.send_signal(signal.SIGCONT)
+    drawn = len(session.output)
+    while len(session.output) == drawn:
+        session.read(0.2)
+    session.press(b"q")
+    assert session.end() == 0
+    session.check_given_back()
+
+
 def test_quitting_in_the_middle_of_a_step_does_not_wait_for_it(terminal) -> None:
     session = terminal("stuck")
     session.read(1.0)
