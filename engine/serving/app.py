@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from engine.engine import PagedEngine
+
+_log = logging.getLogger(__name__)
 
 MAX_OPEN_REQUESTS = 512
 COMPLETION_MAX_TOKENS = 16
@@ -189,7 +192,8 @@ async def _request_error(request: Request, error: Exception) -> Response:
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
-    # It is raised on after this answer, and the guard logs it.
+    # Here and not where it is raised on to: by then the caller has the answer, and may look for the reason in vain.
+    _log.error("%s %s failed: %s: %s", request.method, request.url.path, type(error).__name__, error)
     return ApiError("the server failed at this request", status=500, kind="server_error").response()
 
 

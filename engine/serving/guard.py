@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
 MAX_BODY_BYTES = 4 * 2**20
 BODY_TIMEOUT_S = 30.0
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
-
-_log = logging.getLogger(__name__)
 
 
 class Guard:
@@ -49,17 +46,19 @@ class Guard:
 
         try:
             self._check(scope)
+        except ApiError as error:
+            await error.response()(scope, receive, send)
+            return
+        try:
             await self._app(scope, receive, watched)
         except ApiError as error:
             if not started:
                 await error.response()(scope, receive, send)
         except ClientDisconnect:
             return
-        except Exception as error:
-            _log.error("%s %s failed: %s: %s", scope["method"], scope["path"], type(error).__name__, error)
-            if not started:
-                failed = ApiError("the server failed at this request", status=500, kind="server_error")
-                await failed.response()(scope, receive, send)
+        except Exception:
+            # Logged and, where nothing had been sent, answered by the application, which raises it on all the same.
+            return
 
     def _check(self, scope: Scope) -> None:
         headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
