@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import threading
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from engine.config import ConfigError
@@ -37,6 +39,23 @@ def load_engine(
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(f"running a model needs {', '.join(missing)}: pip install 'kvtui[engine]'")
-    from engine.model.load import load
+    loaded: Future[PagedEngine] = Future()
 
-    return load(config, progress, title=title, description=description)
+    def work() -> None:
+        try:
+            from engine.model.load import load
+
+            loaded.set_result(load(config, progress, title=title, description=description))
+        except BaseException as error:
+            loaded.set_exception(error)
+
+    # In a thread that ends: each thread that has computed anything keeps OpenMP workers of its own, and with more
+    # workers than cores OpenMP lets all of them sleep and be woken at every operation, which costs a tenth of the
+    # speed. Whoever steps the engine is then the only one that has any. (A daemon: Ctrl-C need not wait for it.)
+    thread = threading.Thread(target=work, name="load", daemon=True)
+    thread.start()
+    try:
+        return loaded.result()
+    finally:
+        if loaded.done():
+            thread.join()
