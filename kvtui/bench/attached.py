@@ -1,11 +1,11 @@
-"""What the dashboard costs the engine: tokens a second with it drawing, over tokens a second without.
+"""What the dashboard costs the engine: tokens a second with it attached, over tokens a second headless.
 
     python -m kvtui.bench.attached [--size 200x50] [--windows 12] [--json]
 
-One process in a pseudo terminal whose output is read as fast as it comes. The same requests run on and on while the
-dashboard draws for a window of steps and keeps still for the next, in turn: so a machine whose speed drifts meets both
-sides alike. While it keeps still the trace goes on being queued, and nothing is folded or drawn. The first step of a
-window belongs to neither side. Medians over the windows.
+Two processes load the same model and run the same requests: one headless, one under the dashboard in a pseudo terminal
+whose output is read as fast as it comes. They take turns, a window of steps each, the other one waiting within a step:
+so a machine whose speed drifts meets both sides alike. The first step of a window belongs to neither side, since its
+caches are cold. The ratio is the median over pairs of neighbouring windows.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ import statistics
 import struct
 import subprocess
 import sys
-import tempfile
 import termios
+import threading
 import time
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from engine.engine import PagedEngine
     from engine.trace.events import Header, RequestArrived, StepTrace
 
 _WARM_UP = 20
@@ -42,46 +43,37 @@ _PROMPTS = (
 )
 
 
-class _Windows:
-    """A sink that says whether to draw now, and writes what it measured to a file once there were enough windows."""
+class _Turns:
+    """A sink that says a window's tokens per second and then holds the engine until it is told to go on."""
 
-    def __init__(self, num_windows: int, result: Path) -> None:
-        self._num_windows = num_windows
-        self._result = result
-        self._speeds: dict[bool, list[float]] = {True: [], False: []}
+    def __init__(self, go: int, said: int) -> None:
+        self._go = go
+        self._said = said
         self._tokens = 0
-        self._began_ns = 0
-        self.drawing = True
+        self._began = 0.0
 
     def __call__(self, message: Header | RequestArrived | StepTrace) -> None:
         from engine.trace.events import StepTrace
 
         if not isinstance(message, StepTrace) or message.index < _WARM_UP:
             return
-        turn, place = divmod(message.index - _WARM_UP, _WINDOW)
-        if place == 0 and turn > 0:
-            self._speeds[self.drawing].append(self._tokens / (message.start_ns - self._began_ns) * 1e9)
-            if turn >= 2 * self._num_windows:
-                self._write()
+        window, place = divmod(message.index - _WARM_UP, _WINDOW + 1)
         if place == 0:
-            self.drawing = turn % 2 == 0
-        elif place == 1:
-            self._began_ns, self._tokens = message.start_ns, 0
-        if place >= 1:
+            speed = self._tokens / (time.perf_counter() - self._began) if window else 0.0
+            os.write(self._said, f"{speed}\n".encode())
+            if not os.read(self._go, 1):
+                os._exit(0)
+            self._tokens = 0
+            return
+        if place == 1:
+            self._began = time.perf_counter()
+        else:
             self._tokens += len(message.tokens)
 
-    def _write(self) -> None:
-        if not self._result.exists():
-            medians = {str(drawing): statistics.median(speeds) for drawing, speeds in self._speeds.items()}
-            self._result.write_text(json.dumps(medians))
 
-
-def _dashboard(model: str, num_windows: int, result: Path) -> None:
+def _engine(model: str, num_windows: int, turns: _Turns) -> PagedEngine:
     from engine.config import CacheConfig, EngineConfig, ModelConfig
-    from engine.loop import EngineLoop
     from engine.request import SamplingParams
-    from kvtui.app import KvtuiApp, run_app
-    from kvtui.sources.live import LiveSource
 
     config = EngineConfig(model=ModelConfig(model=model), cache=CacheConfig(num_blocks=1024))
     if model == "simulated":
@@ -91,53 +83,126 @@ def _dashboard(model: str, num_windows: int, result: Path) -> None:
     else:
         from engine.model import load_engine
 
-        engine = load_engine(config, progress=lambda _: None)
-    windows = _Windows(num_windows, result)
-    engine.add_sink(windows)
-    params = SamplingParams(max_tokens=_WARM_UP + (2 * num_windows + 4) * _WINDOW, ignore_eos=True)
+        engine = load_engine(config)
+    engine.add_sink(turns)
+    params = SamplingParams(max_tokens=_WARM_UP + (num_windows + 2) * (_WINDOW + 1), ignore_eos=True)
     for i in range(_NUM_REQUESTS):
         engine.add_request(_PROMPTS[i % len(_PROMPTS)], params, name=f"request {i}")
+    return engine
 
-    draw = KvtuiApp.tick
 
-    def tick(app: KvtuiApp) -> None:
-        if windows.drawing or result.exists():
-            draw(app)
+def _run_side(side: str, model: str, num_windows: int, turns: _Turns) -> None:
+    """One of the two processes; the parent ends it by closing its end of the pipe."""
+    engine = _engine(model, num_windows, turns)
+    if side == "headless":
+        while engine.has_work:
+            engine.step()
+        return
+    from engine.loop import EngineLoop
+    from kvtui.app import run_app
+    from kvtui.sources.live import LiveSource
 
-    setattr(KvtuiApp, "tick", tick)  # noqa: B010 - the one place where the app is made to keep still
     loop = EngineLoop(engine)
     source = LiveSource(engine, loop)
     loop.start()
     run_app(source)
-    os._exit(0)
 
 
-def _in_terminal(command: list[str], result: Path, columns: int, rows: int) -> int:
-    """Run a command in a pseudo terminal until it wrote its result; the bytes it drew."""
-    master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+@dataclass
+class _Side:
+    """The parent's end of one process."""
+
+    process: subprocess.Popen[bytes]
+    go: int
+    said: int
+
+    def window(self) -> float:
+        """Let it run a window; its tokens per second."""
+        os.write(self.go, b"g")
+        return self.wait()
+
+    def wait(self) -> float:
+        """Until it has ended its window.
+
+        Raises:
+            RuntimeError: It ended, or takes too long.
+        """
+        if not select.select([self.said], [], [], _PATIENCE_S)[0]:
+            raise RuntimeError(f"no answer in {_PATIENCE_S:.0f} s")
+        line = os.read(self.said, 100)
+        if not line:
+            raise RuntimeError(f"it ended with exit status {self.process.wait(timeout=10)}")
+        return float(line)
+
+    def end(self) -> None:
+        """Let go of it."""
+        os.close(self.go)
+        self.process.kill()
+        self.process.wait(timeout=10)
+        os.close(self.said)
+
+
+def _start(side: str, options: argparse.Namespace, terminal: int | None) -> _Side:
+    go_there, go = os.pipe()
+    said, said_there = os.pipe()
+    command = [sys.executable, "-m", "kvtui.bench.attached", "--side", side, "--pipes", f"{go_there},{said_there}"]
+    command += ["--model", options.model, "--windows", str(options.windows)]
     environment = os.environ | {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
     environment.pop("NO_COLOR", None)
-    child = subprocess.Popen(
-        command, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True, close_fds=True
-    )
-    os.close(slave)
-    drawn, asked, deadline = 0, False, time.monotonic() + _PATIENCE_S
+    process = subprocess.Popen(
+        command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment, start_new_session=True,
+        pass_fds=(go_there, said_there),
+    )  # fmt: skip
+    os.close(go_there)
+    os.close(said_there)
+    return _Side(process, go, said)
+
+
+class _Terminal:
+    """A pseudo terminal whose output is read and counted in a thread."""
+
+    def __init__(self, columns: int, rows: int) -> None:
+        self._master, self.slave = pty.openpty()
+        fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.num_bytes = 0
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            while drawn := os.read(self._master, 1 << 16):
+                self.num_bytes += len(drawn)
+        except OSError:  # all who had it open have ended
+            return
+
+
+def _measure(options: argparse.Namespace) -> dict[str, object]:
+    columns, rows = (int(n) for n in options.size.split("x"))
+    terminal = _Terminal(columns, rows)
+    sides = {"headless": _start("headless", options, None), "attached": _start("attached", options, terminal.slave)}
+    speeds: dict[str, list[float]] = {name: [] for name in sides}
     try:
-        while child.poll() is None and time.monotonic() < deadline:
-            if select.select([master], [], [], 0.05)[0]:
-                try:
-                    drawn += len(os.read(master, 1 << 16))
-                except OSError:
-                    break
-            if not asked and result.exists():
-                asked = True
-                os.write(master, b"q")
-        child.wait(timeout=10)
+        for side in sides.values():
+            side.wait()
+        before, began = terminal.num_bytes, time.monotonic()
+        for turn in range(options.windows):
+            for name in sides if turn % 2 == 0 else reversed(sides):
+                speeds[name].append(sides[name].window())
+        drawn = (terminal.num_bytes - before) / (time.monotonic() - began) * 2  # it drew half of the time
     finally:
-        child.kill()
-        os.close(master)
-    return drawn
+        for side in sides.values():
+            side.end()
+    pairs = zip(speeds["attached"], speeds["headless"], strict=True)
+    return {
+        "ratio": round(statistics.median(attached / headless for attached, headless in pairs), 3),
+        "attached_tokens_per_s": round(statistics.median(speeds["attached"]), 1),
+        "headless_tokens_per_s": round(statistics.median(speeds["headless"]), 1),
+        "size": options.size,
+        "windows": options.windows,
+        "bytes_drawn_per_s": round(drawn),
+        "requests": _NUM_REQUESTS,
+        "model": options.model,
+        "cores": os.cpu_count(),
+    }
 
 
 def _main() -> int:
@@ -146,38 +211,26 @@ def _main() -> int:
     parser.add_argument("--windows", type=int, default=12, help=f"windows of {_WINDOW} steps on each side")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.result is not None:
-        _dashboard(arguments.model, arguments.windows, arguments.result)
+    parser.add_argument("--side", choices=("headless", "attached"), help=argparse.SUPPRESS)
+    parser.add_argument("--pipes", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.side is not None:
+        go, said = (int(n) for n in options.pipes.split(","))
+        _run_side(options.side, options.model, options.windows, _Turns(go, said))
         return 0
-    columns, rows = (int(n) for n in arguments.size.split("x"))
-    with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder) / "result.json"
-        command = [sys.executable, "-m", "kvtui.bench.attached", "--result", str(result)]
-        command += ["--model", arguments.model, "--windows", str(arguments.windows)]
-        drawn = _in_terminal(command, result, columns, rows)
-        if not result.exists():
-            print("the dashboard ended before it had drawn enough: run it by hand to see why", file=sys.stderr)
-            return 1
-        measured = json.loads(result.read_text())
-    drawing, still = measured["True"], measured["False"]
-    figures = {
-        "ratio": round(drawing / still, 3),
-        "drawing_tokens_per_s": round(drawing, 1),
-        "still_tokens_per_s": round(still, 1),
-        "size": arguments.size,
-        "windows": arguments.windows,
-        "bytes_drawn": drawn,
-        "requests": _NUM_REQUESTS,
-        "model": arguments.model,
-        "cores": os.cpu_count(),
-    }
-    if arguments.json:
+    try:
+        figures = _measure(options)
+    except RuntimeError as error:
+        print(f"a side could not be measured: {error}; try a smaller --model or fewer --windows", file=sys.stderr)
+        return 1
+    if options.json:
         print(json.dumps(figures))
     else:
-        print(f"{figures['ratio']:.3f} of the engine's speed while the dashboard draws at {arguments.size}")
-        print(f"{drawing:.1f} over {still:.1f} tok/s, {_NUM_REQUESTS} requests, {os.cpu_count()} cores")
+        print(f"{figures['ratio']:.3f} of the headless engine's speed with the dashboard attached at {options.size}")
+        print(
+            f"{figures['attached_tokens_per_s']} over {figures['headless_tokens_per_s']} tok/s, "
+            f"{_NUM_REQUESTS} requests, {os.cpu_count()} cores"
+        )
     return 0
 
 
