@@ -110,7 +110,7 @@ def prefill_tile(
         tile = Tile(16, 16, 8, 2)
     elif itemsize == 4:
         # Each float32 product is three: their operands take the registers.
-        tile = Tile(64, 16, 8, 2) if width <= 256 else Tile(32, 16, 8, 2)
+        tile = Tile(32, 32, 4, 2) if width <= 256 else Tile(32, 16, 8, 2)
     elif width > 256:
         tile = Tile(64, 32, 8, 2)
     elif quantised and width > 128:
