@@ -97,12 +97,14 @@ class ModelConfig:
         device: `auto`, `cpu`, `cuda`, `cuda:1`, ...
         dtype: Of weights and KV cache; `auto` is bfloat16 where the machine computes it natively, else float32.
         attention: `auto`, or the name of one implementation in `engine.attention`.
+        cuda_graphs: Whether decode steps on a CUDA device are captured once and replayed.
     """
 
     model: str = DEFAULT_MODEL
     device: str = "auto"
     dtype: DType = "auto"
     attention: Literal["auto", "reference", "cpu", "triton"] = "auto"
+    cuda_graphs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 In under five minutes: every kernel configuration against the float32 reference, a captured decode replayed for other
 batches, the time of decodes and prefills beside torch's own attention, what paging costs, what a quantised cache
-saves, and the engine's tokens per second with the real model where it is installed. Writes a JSON and a markdown
-report, named after the card. Exits with 0 if every check passed, 1 if one did not, 2 if there is no GPU.
+saves, and the engine's tokens per second with models of known shapes. Writes a JSON and a markdown report, named
+after the card. Exits with 0 if every check passed, 1 if one did not, 2 if there is no GPU.
 """
 
 from __future__ import annotations
@@ -140,10 +140,14 @@ def run(report: Report, device: torch.device, *, model: bool, tune: bool) -> Non
     report.check(check_configurations(device, jobs=max(1, min(8, os.cpu_count() or 1, gib // 4))))
     report.check([check_graph(device, paged_attention), check_independence(device, paged_attention)])
     if model:
-        from engine.bench.gpu_model import same_tokens, speed
+        from engine.bench.gpu_model import same_tokens, speed, transformers_speed
 
         report.check([same_tokens()])
-        report.section("The engine with its model, 32 requests", [speed])
+        rows: list[Callable[[], Row | Iterable[Row]]] = []
+        for shape, batches in (("SmolLM2-135M", (1, 32, 256)), ("Llama-3.1-8B", (1, 32, 128))):
+            rows += [partial(speed, shape, batches), partial(speed, shape, (32,), cuda_graphs=False)]
+            rows += [partial(transformers_speed, shape, 32)]
+        report.section("Whole models, random weights, bfloat16", rows)
     torch.cuda.empty_cache()
 
     bench = Bench(device, graph_timer)

@@ -1,71 +1,167 @@
-"""The engine with a real model on a GPU: are its tokens the reference's, and how many come in a second."""
+"""The engine with whole models on a GPU: are its tokens the reference's, and how many come in a second."""
 
 from __future__ import annotations
 
+import statistics
 import time
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from engine.attention.choice import choose_attention
 from engine.bench.gpu_checks import Check
 from engine.config import CacheConfig, DType, EngineConfig, ModelConfig, SchedulerConfig
-from engine.model import load_engine
+from engine.engine import PagedEngine
+from engine.model.load import make_runner
 from engine.request import SamplingParams
+from engine.simulated import SimulatedCodec
+from engine.trace.events import StepTrace
 
 if TYPE_CHECKING:
-    from engine.bench.gpu_timing import Row
-    from engine.engine import PagedEngine
+    from collections.abc import Iterator, Sequence
 
-_PROMPTS = (
-    "What is the capital of France, and what is it known for?",
-    "Explain why the sky is blue.",
-    "List five animals that live in the desert, and what each of them eats.",
-    "How does a refrigerator work?",
-)
+    from engine.bench.gpu_timing import Row
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "SmolLM2-135M": {
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "vocab_size": 49152,
+    },
+    "Llama-3.1-8B": {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+    },
+}
+"""Models by their shapes alone: their weights are drawn at random here, which no figure of this file depends on."""
+
+
+class _Codec(SimulatedCodec):
+    """Texts of a model that has none: every token is one letter."""
+
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        return ["x"] * len(token_ids)
+
+    def stream(self, prompt_token_ids: Sequence[int]) -> Any:
+        return _Letters()
+
+
+class _Letters:
+    def push(self, token_id: int) -> str:
+        return "x"
+
+    def flush(self) -> str:
+        return ""
+
+
+def made_up(shape: str, device: str, dtype: torch.dtype) -> Any:
+    """A Llama of this shape with random weights, made on the device."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(**SHAPES[shape], max_position_embeddings=8192, tie_word_embeddings=shape.startswith("Smol"))
+    torch.manual_seed(0)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            model: Any = LlamaForCausalLM(config)
+            return model.eval()
+    finally:
+        torch.set_default_dtype(before)
 
 
 def same_tokens(device: str = "cuda", num_tokens: int = 24) -> Check:
     """Greedy tokens in float32 through the kernels and through the reference; the share that differs."""
-    name = "greedy tokens of the model in float32, kernels and reference"
+    name = "greedy tokens of a model of SmolLM2's shape in float32, captured kernels and plain reference"
+    generator = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(0, 49152, (n,), generator=generator).tolist() for n in (15, 16, 17, 130)]
     try:
-        ours = _generate(_engine(device, "triton", "float32"), num_tokens)
-        expected = _generate(_engine(device, "reference", "float32"), num_tokens)
-    except Exception as error:  # most likely the model is not installed; the report says which
+        sides = []
+        for attention in ("triton", "reference"):
+            model = made_up("SmolLM2-135M", device, torch.float32)
+            engine = _engine(model, device, attention, "float32", cuda_graphs=attention == "triton")
+            sides.append(_run(engine, prompts, num_tokens))
+    except Exception as error:  # the report is to say how it went
         return Check(name, float("nan"), 0.0, f"{type(error).__name__}: {error}".splitlines()[0][:300])
-    pairs = [pair for one, other in zip(ours, expected, strict=True) for pair in zip(one, other, strict=True)]
+    pairs = [pair for one, other in zip(*sides, strict=True) for pair in zip(one, other, strict=True)]
     return Check(name, sum(a != b for a, b in pairs) / len(pairs), 0.0)
 
 
-def speed(device: str = "cuda", batch: int = 32, num_tokens: int = 96, prompt: int = 87) -> Row:
-    """Tokens per second of `batch` requests at once in bfloat16, prefill included."""
-    engine = _engine(device, "triton", "bfloat16")
-    ids = engine.codec.encode(" ".join(_PROMPTS) * 8)
-    _run(engine, [ids[:prompt]] * 2, 4)  # compiles
-    prompts = [ids[n : n + prompt] for n in range(batch)]
+def speed(
+    shape: str,
+    batches: Sequence[int],
+    device: str = "cuda",
+    num_tokens: int = 128,
+    prompt: int = 128,
+    *,
+    cuda_graphs: bool = True,
+) -> Iterator[Row]:
+    """Tokens per second of some requests at once in bfloat16, prefill included, and where a decode's time goes."""
+    model = made_up(shape, device, torch.bfloat16)
+    engine = _engine(model, device, "auto", "bfloat16", cuda_graphs=cuda_graphs)
+    generator = torch.Generator().manual_seed(2)
+    size = (2, sum(batches), prompt)
+    first, second = torch.randint(0, SHAPES[shape]["vocab_size"], size, generator=generator).tolist()
+    steps: list[StepTrace] = []
+    engine.add_sink(lambda message: steps.append(message) if isinstance(message, StepTrace) else None)
+    for batch in batches:
+        _run(engine, first[:batch], 4)  # compiles and captures; other prompts, so that no prefix is found
+        steps.clear()
+        began = time.perf_counter()
+        outputs = _run(engine, second[:batch], num_tokens)
+        seconds = time.perf_counter() - began
+        first, second = first[batch:], second[batch:]
+        generated = sum(len(tokens) for tokens in outputs)
+        decodes = [s for s in steps if sum(member.num_scheduled for member in s.batch) == batch == len(s.tokens)]
+        parts = {
+            "schedule": [s.schedule_ns for s in decodes],
+            "execute": [s.execute_ns for s in decodes],
+            "sample": [s.sample_ns for s in decodes],
+            "update": [s.update_ns for s in decodes],
+        }
+        name = f"{shape}, kvtui" + ("" if cuda_graphs else " without graphs")
+        row: Row = {"shape": name, "requests": batch, "prompt": prompt, "generated": generated}
+        row |= {"seconds": seconds, "tokens/s": generated / seconds}
+        yield row | {f"{part} ms": statistics.median(times) / 1e6 for part, times in parts.items()}
+
+
+def transformers_speed(shape: str, batch: int, device: str = "cuda", num_tokens: int = 128, prompt: int = 128) -> Row:
+    """The same by transformers' own `generate`, one padded batch of equal lengths: static batching at its best."""
+    model = made_up(shape, device, torch.bfloat16)
+    ids = torch.randint(0, SHAPES[shape]["vocab_size"], (batch, prompt), device=device)
+
+    def generate(tokens: int) -> None:
+        model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False,
+            pad_token_id=2,
+        )  # fmt: skip
+        torch.cuda.synchronize()
+
+    generate(4)
     began = time.perf_counter()
-    outputs = _run(engine, prompts, num_tokens)
+    generate(num_tokens)
     seconds = time.perf_counter() - began
-    generated = sum(len(tokens) for tokens in outputs)
-    return {
-        "model": engine.header.model.name,
-        "attention": engine.header.model.attention,
-        "requests": batch,
-        "prompt": prompt,
-        "generated": generated,
-        "seconds": seconds,
-        "tokens/s": generated / seconds,
-    }
+    row: Row = {"shape": f"{shape}, transformers", "requests": batch, "prompt": prompt}
+    return row | {"generated": batch * num_tokens, "seconds": seconds, "tokens/s": batch * num_tokens / seconds}
 
 
-def _engine(device: str, attention: Any, dtype: DType) -> PagedEngine:
+def _engine(model: Any, device: str, attention: Any, dtype: DType, *, cuda_graphs: bool) -> PagedEngine:
     config = EngineConfig(
-        model=ModelConfig(device=device, attention=attention, dtype=dtype),
-        cache=CacheConfig(num_blocks=1024),
-        scheduler=SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=2048),
+        model=ModelConfig(device=device, attention=attention, dtype=dtype, cuda_graphs=cuda_graphs),
+        cache=CacheConfig(num_blocks=8192),
+        scheduler=SchedulerConfig(max_num_seqs=256, max_num_batched_tokens=4096),
     )
-    return load_engine(config)
-
-
-def _generate(engine: PagedEngine, num_tokens: int) -> list[list[int]]:
-    return _run(engine, [engine.codec.encode(prompt) for prompt in _PROMPTS], num_tokens)
+    name, chosen = choose_attention(attention, torch.device(device))
+    return PagedEngine(
+        config, make_runner(model, config, name="made up", attention=chosen, attention_name=name), _Codec()
+    )
 
 
 def _run(engine: PagedEngine, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:

@@ -13,6 +13,7 @@ from engine.config import ConfigError, EngineConfig
 from engine.engine import PagedEngine
 from engine.kv_cache import KVCache
 from engine.model.checkpoint import Checkpoint, find_checkpoint
+from engine.model.decode_graphs import DecodeGraphs
 from engine.model.device import choose_device, choose_dtype, set_threads
 from engine.model.forward import Forward, HookedModel
 from engine.model.fused_llama import FusedLlama, NotFusableError
@@ -123,6 +124,9 @@ def make_runner(
         poison=poison,
         num_cpu_blocks=config.cache.num_cpu_blocks,
     )
+    graphs = None
+    if kv_cache.device.type == "cuda" and config.model.cuda_graphs:
+        graphs = DecodeGraphs(forward, kv_cache, config.scheduler.max_num_seqs, max_positions)
     info = ModelInfo(
         name=name,
         architecture=type(model).__name__,
@@ -143,6 +147,7 @@ def make_runner(
         max_model_len=limit,
         eos_token_ids=_eos_token_ids(model, tokenizer),
         seed=config.seed,
+        graphs=graphs,
     )
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from engine.core.scheduler_output import SchedulerOutput
     from engine.kv_cache import KVCache
+    from engine.model.decode_graphs import DecodeGraphs
     from engine.model.forward import Forward
     from engine.trace.events import ModelInfo
 
@@ -37,6 +38,7 @@ class ModelRunner:
         max_model_len: Longest sequence that the model's positions allow.
         eos_token_ids: Tokens with which the model ends an output.
         seed: Of the engine, for requests that bring none.
+        graphs: Captured decode steps, where the device has them.
     """
 
     def __init__(
@@ -48,8 +50,10 @@ class ModelRunner:
         max_model_len: int,
         eos_token_ids: frozenset[int],
         seed: int = 0,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         self.forward = forward
+        self.graphs = graphs
         self.kv_cache = kv_cache
         self.model_info = model_info
         self.max_model_len = max_model_len
@@ -132,12 +136,17 @@ class ModelRunner:
         token_ids: list[int] = []
         for s in scheduled:
             token_ids += s.token_ids
+        block_table = self._tables.of(scheduled)
+        if self.graphs is not None and all(samples) and len(token_ids) == len(scheduled):
+            logits = self.graphs.run(token_ids, seq_lens, block_table)
+            if logits is not None:
+                return logits
         # Where nothing is sampled one row of logits is computed all the same: no model has to cope with none.
         rows = query_start_loc[1:][samples] - 1 if any(samples) else query_start_loc[:1]
         metadata = AttentionMetadata.build(
             query_start_loc=query_start_loc,
             seq_lens=seq_lens,
-            block_table=self._tables.of(scheduled),
+            block_table=block_table,
             kv_cache=self.kv_cache,
         )
         device = self.kv_cache.device

@@ -83,6 +83,14 @@ def run_command(
     attention: Annotated[
         AttentionName, typer.Option(help="Attention implementation.", rich_help_panel=_ENGINE)
     ] = AttentionName.auto,
+    cuda_graphs: Annotated[
+        bool,
+        typer.Option(
+            "--cuda-graphs/--no-cuda-graphs",
+            help="On a CUDA device, launch each decode step as one graph.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = False,
     policy: Annotated[
         PolicyName,
         typer.Option(
@@ -194,7 +202,9 @@ def run_command(
     Example: kvtui run --num-blocks 96 --workload burst --record burst.mcap
     """
     config = EngineConfig(
-        model=ModelConfig(model=model, device=device, dtype=dtype.value, attention=attention.value),
+        model=ModelConfig(
+            model=model, device=device, dtype=dtype.value, attention=attention.value, cuda_graphs=cuda_graphs
+        ),
         cache=CacheConfig(
             block_size=block_size, num_blocks=num_blocks, prefix_caching=prefix_caching, num_cpu_blocks=cpu_blocks
         ),
