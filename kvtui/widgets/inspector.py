@@ -5,6 +5,7 @@ Nothing needs to be selected: the panel follows a request that is being worked o
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING, ClassVar
 
@@ -14,6 +15,7 @@ from textual.binding import Binding
 from engine.request import RequestStatus
 from engine.trace import explain
 from kvtui.safe_text import clean, fit, wrap
+from kvtui.safe_text import width as cells_of
 from kvtui.widgets.line import Line
 from kvtui.widgets.line_panel import LinePanel
 from kvtui.widgets.marks import word_of
@@ -41,6 +43,12 @@ LABEL = 8
 
 MAX_CHARACTERS = 6000
 """The last so many characters of a prompt and of an output are shown."""
+
+MOST_LINES = 6
+"""Of one reason, or of one enumeration."""
+
+_SPECIAL = re.compile(r"<\|[^|<>\s]{1,40}\|>")
+"""A token that is no text, such as `<|im_start|>`."""
 
 
 class Inspector(LinePanel):
@@ -149,10 +157,15 @@ class Inspector(LinePanel):
         return lines
 
     def draw(self, view: View, key: Row, width: int) -> Strip:  # type: ignore[override]
-        """One row of spans."""
-        line = Line(width, view.palette.blank)
+        """One row of spans; where it is cut, an ellipsis says so."""
+        palette = view.palette
+        line = Line(width, palette.blank)
+        cut = sum(cells_of(text) for text, _ in key) > width
         for text, look in key:
-            line.add(text, view.palette.hue(look) if isinstance(look, int) else getattr(view.palette, look))
+            style = palette.hue(look) if isinstance(look, int) else getattr(palette, look)
+            if cut and cells_of(text) >= line.room:
+                text = fit(text + " " * width, line.room, ascii_only=view.glyphs.ascii)
+            line.add(text, style)
         return line.strip()
 
     def action_scroll_text(self, by: int) -> None:
@@ -180,7 +193,10 @@ def _ending(lines: list[str], most: int, cells: int, view: View) -> list[str]:
         return lines
     if most == 0:
         return []
-    first = fit(view.glyphs.ellipsis + lines[-most][1:], cells, ascii_only=view.glyphs.ascii)
+    # A token that is no text is left out whole: half of `<|im_start|>` would look like text.
+    special = _SPECIAL.match(lines[-most])
+    rest = lines[-most][special.end() if special else 1 :]
+    first = fit(view.glyphs.ellipsis + rest, cells, ascii_only=view.glyphs.ascii)
     return [first, *lines[len(lines) - most + 1 :]]
 
 
@@ -192,6 +208,64 @@ def _tail(pieces: list[str], most: int) -> list[str]:
         if size > most:
             return pieces[i + 1 :]
     return pieces
+
+
+def told(label: str, text: str, look: str, width: int, *, ascii_only: bool) -> list[Row]:
+    """Words behind a label, wrapped.
+
+    Args:
+        label: Of the first line; the others begin below its text.
+        text: Untrusted.
+        look: Name of a palette style.
+        width: Cells of the panel.
+        ascii_only: Use no character outside printable ASCII.
+    """
+    lines = wrap(text, max(1, width - LABEL), MOST_LINES, ascii_only=ascii_only)
+    return [((f"{label if i == 0 else '':<{LABEL}}", "muted"), (line, look)) for i, line in enumerate(lines)]
+
+
+def flowing(groups: Iterable[Row], joint: Span | None, width: int, label: str = "") -> list[Row]:
+    """Groups of spans on as many lines as they need, never broken within a group.
+
+    Args:
+        groups: What belongs together.
+        joint: Stands between two of them on one line.
+        width: Cells of the panel.
+        label: Of the first line; the others are indented alike.
+    """
+    rows: list[Row] = []
+    start: Row = ((f"{label:<{LABEL}}", "muted"),) if label else ()
+    line, used = list(start), LABEL if label else 0
+    empty = True
+    for group in groups:
+        size = sum(cells_of(text) for text, _ in group)
+        between = cells_of(joint[0]) if joint is not None and not empty else 0
+        if not empty and used + between + size > width:
+            rows.append(tuple(line))
+            if len(rows) == MOST_LINES:
+                # Too long now, so that its end says that more follows.
+                rows[-1] += ((" " * width, "muted"),)
+                return rows
+            line, used, between = [(" " * LABEL, "muted")], LABEL, 0
+        if between and joint is not None:
+            line.append(joint)
+        line.extend(group)
+        used += between + size
+        empty = False
+    if not empty:
+        rows.append(tuple(line))
+    return rows
+
+
+def _groups(spans: list[Span], joint: Span) -> list[Row]:
+    """Spans between joints, as groups."""
+    groups: list[list[Span]] = [[]]
+    for span in spans:
+        if span is joint:
+            groups.append([])
+        else:
+            groups[-1].append(span)
+    return [tuple(group) for group in groups if group]
 
 
 def request_rows(view: View, request: RequestState, width: int) -> list[Row]:
@@ -217,15 +291,11 @@ def request_rows(view: View, request: RequestState, width: int) -> list[Row]:
     if swapped:
         noun = "block" if swapped == 1 else "blocks"
         facts.extend([separator, (f"{swapped} {noun} swapped out", "warning")])
-    rows: list[Row] = [tuple(facts)]
+    rows = flowing(_groups(facts, separator), separator, width)
     if request.waiting_for is not None and not request.status.is_finished:
-        why = explain.long(request.waiting_for)
-        rows.append(
-            ((f"{'why':<{LABEL}}", "muted"), (fit(why, max(1, width - LABEL), ascii_only=ascii_only), "warning"))
-        )
+        rows.extend(told("why", explain.long(request.waiting_for), "warning", width, ascii_only=ascii_only))
     if request.message:
-        message = fit(request.message, max(1, width - LABEL), ascii_only=ascii_only)
-        rows.append(((f"{'ended':<{LABEL}}", "muted"), (message, "error")))
+        rows.extend(told("ended", request.message, "error", width, ascii_only=ascii_only))
     if request.table:
         room = width - LABEL
         blocks = fit(" ".join(map(str, request.table[:room])), max(1, room), ascii_only=ascii_only)
@@ -256,15 +326,13 @@ def block_rows(view: View, block: int, width: int) -> list[Row]:
         facts.extend([separator, (f"hash {key & 0xFFFFFFFFFFFFFFFF:016x}"[:13] + view.glyphs.ellipsis, "muted")])
     elif refs:
         facts.extend([separator, ("not hashed: not full yet" if filled < size else "not hashed", "muted")])
-    rows: list[Row] = [tuple(facts)]
+    rows = flowing(_groups(facts, separator), separator, width)
     if refs > 1:
-        holders: list[Span] = []
-        for request in _holders(state, block):
-            holders.extend([(f"#{request}", request), (" ", "muted")])
-        rows.append(((f"{'shared':<{LABEL}}", "muted"), *holders))
+        holders: list[Row] = [((f"#{request}", request),) for request in _holders(state, block)]
+        rows.extend(flowing(holders, (" ", "muted"), width, "shared"))
     pieces = state.block_text(block)
     if pieces:
-        rows.append(((f"{'tokens':<{LABEL}}", "muted"), *_token_spans(pieces, view)))
+        rows.extend(flowing([(span,) for span in _token_spans(pieces, view)], None, width, "tokens"))
     return rows
 
 

@@ -117,3 +117,50 @@ async def test_what_is_copied_is_whole_and_as_it_was() -> None:
         panel.update_view(session.view(), (), False)
         assert "a [question]\twith all" in panel.plain_text()
         assert "".join(session.state.requests[0].pieces).endswith(panel.plain_text().strip().split()[-1])
+
+
+async def test_a_refusal_is_read_to_its_last_word_on_as_many_lines_as_it_needs() -> None:
+    session = Session(num_blocks=8, block_size=4)
+    refused = session.ask("many words to fill the pool with " * 6, max_tokens=8)
+    session.run(1)
+    request = session.state.requests[refused]
+    assert len(request.message) > 50
+    panel = Inspector()
+    async with shown(panel, session.view(selected=refused), 50, 12):
+        assert request.message in " ".join(text(panel).replace("ended", "").split())
+
+
+async def test_facts_that_do_not_fit_go_on_below_and_what_is_cut_says_so() -> None:
+    session = Session(num_blocks=60, block_size=16)
+    first = session.ask("one two three four five six seven eight", max_tokens=40, name="a-rather-long-name-01")
+    session.run(6)
+    panel = Inspector()
+    async with shown(panel, session.view(selected=first), 40, 12):
+        picture = text(panel)
+        assert "tokens computed" in picture
+        assert "at most" in picture
+        block = session.state.table(first)[0]
+        panel.update_view(replace(session.view(selected=first), selected_block=block), (), False)
+        words = "".join(session.state.block_text(block)).replace(" ", "␣")
+        assert words in "".join(text(panel).replace("tokens", "").split())
+    async with shown(Inspector(), session.view(selected=first), 20, 12) as pilot:
+        name = next(line for line in text(pilot.app.panel).splitlines() if "#0" in line)
+        assert name.endswith("…")
+
+
+async def test_a_text_cut_at_its_front_never_begins_within_a_special_token() -> None:
+    session = Session(num_blocks=60, block_size=16)
+    chat = "x " * 20 + "\n<|im_start|>user\nhello there\n<|im_end|>\n<|im_start|>assistant\n"
+    first = session.ask(chat, max_tokens=30)
+    session.run(30)
+    cut = 0
+    for height in range(3, 12):
+        async with shown(panel := Inspector(), session.view(selected=first), 60, height) as pilot:
+            pilot.app.set_focus(None)
+            await pilot.pause()
+            panel.redraw()
+            picture = text(panel)
+            cut += "…" in picture
+            assert "…|im_" not in picture
+            assert "im_start|>" not in picture.replace("<|im_start|>", "")
+    assert cut
