@@ -40,6 +40,8 @@ ARRAYS: dict[str, Any] = {
     "refs": np.int32,
     "filled": np.int32,
     "key": np.int64,
+    "parent": np.int64,
+    "hits": np.int32,
     "last_owner": np.int32,
     "last_op": np.int8,
     "touched": np.int32,
@@ -48,6 +50,7 @@ ARRAYS: dict[str, Any] = {
     "cpu_logical": np.int32,
     "cpu_filled": np.int32,
     "cpu_key": np.int64,
+    "cpu_parent": np.int64,
 }
 """The arrays of a state and their types."""
 
@@ -66,6 +69,8 @@ class BlockFold:
         self.refs: npt.NDArray[np.int32] = np.zeros(n, np.int32)
         self.filled: npt.NDArray[np.int32] = np.zeros(n, np.int32)
         self.key: npt.NDArray[np.int64] = np.zeros(n, np.int64)
+        self.parent: npt.NDArray[np.int64] = np.zeros(n, np.int64)
+        self.hits: npt.NDArray[np.int32] = np.zeros(n, np.int32)
         self.last_owner: npt.NDArray[np.int32] = np.full(n, NO_REQUEST, np.int32)
         self.last_op: npt.NDArray[np.int8] = np.full(n, -1, np.int8)
         self.touched: npt.NDArray[np.int32] = np.full(n, -1, np.int32)
@@ -74,6 +79,7 @@ class BlockFold:
         self.cpu_logical: npt.NDArray[np.int32] = np.full(cpu, -1, np.int32)
         self.cpu_filled: npt.NDArray[np.int32] = np.zeros(cpu, np.int32)
         self.cpu_key: npt.NDArray[np.int64] = np.zeros(cpu, np.int64)
+        self.cpu_parent: npt.NDArray[np.int64] = np.zeros(cpu, np.int64)
         self.cpu_used = 0
         self.used = 0
         self.cached = 0
@@ -94,6 +100,8 @@ class BlockFold:
         self._m_refs = self.refs.data
         self._m_filled = self.filled.data
         self._m_key = self.key.data
+        self._m_parent = self.parent.data
+        self._m_hits = self.hits.data
         self._m_last_owner = self.last_owner.data
         self._m_last_op = self.last_op.data
         self._m_touched = self.touched.data
@@ -213,6 +221,8 @@ class BlockFold:
                 holders = self._holders[block] = [(self._m_owner[block], self._m_logical[block])]
             holders.append((request, logical))
             refs[block] = held + 1
+        if self._m_key[block] != 0 and self._m_hits[block] < INT32_MAX:
+            self._m_hits[block] += 1
         self._place(block, request, logical)
 
     def _release(self, block: int, request: int) -> None:
@@ -285,11 +295,36 @@ class BlockFold:
             self.free -= 1
             self.cached += 1
         self._m_key[block] = key
+        self._m_parent[block] = self._key_in_front_of(block)
+        self._m_hits[block] = 0
+
+    def _key_in_front_of(self, block: int) -> int:
+        """Key of the block in front of this one in its owner's table; 0 where there is none, or it has no key."""
+        place = self._m_logical[block]
+        request = self.requests.get(self._m_owner[block])
+        if request is None or not 0 < place <= len(request.table):
+            return 0
+        before = request.table[place - 1]
+        return self._m_key[before] if before >= 0 else 0
+
+    def derive_parents(self) -> None:
+        """Find `parent` of blocks from who has, or had, them side by side; 0 where that is not known any more."""
+        held = self.owner >= 0
+        holder = np.where(held, self.owner, self.last_owner)
+        hashed = np.flatnonzero((self.key != 0) & (holder >= 0)).tolist()
+        block_at = {(int(holder[block]), int(self.logical[block])): block for block in hashed}
+        for request in self.requests.values():
+            block_at.update(((request.request, place), block) for place, block in enumerate(request.table))
+        for block in hashed:
+            before = block_at.get((int(holder[block]), int(self.logical[block]) - 1), NO_BLOCK)
+            self.parent[block] = self.key[before] if before >= 0 else 0
 
     def _evict(self, block: int) -> None:
         if self._m_key[block] == 0:
             return
         self._m_key[block] = 0
+        self._m_parent[block] = 0
+        self._m_hits[block] = 0
         if self._m_refs[block] > 0:
             self._violate("operation", block, f"it was evicted while it has {self._m_refs[block]} references")
             return
@@ -313,6 +348,7 @@ class BlockFold:
         self.cpu_logical[cpu_block] = self._m_logical[block]
         self.cpu_filled[cpu_block] = self._m_filled[block]
         self.cpu_key[cpu_block] = self._m_key[block]
+        self.cpu_parent[cpu_block] = self._m_parent[block]
 
     def _swap_in(self, cpu_block: int, block: int, request: int) -> None:
         if not 0 <= cpu_block < self.header.num_cpu_blocks:
@@ -345,3 +381,4 @@ class BlockFold:
         self.cpu_logical[cpu_block] = -1
         self.cpu_filled[cpu_block] = 0
         self.cpu_key[cpu_block] = 0
+        self.cpu_parent[cpu_block] = 0

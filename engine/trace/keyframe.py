@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 _MAX_PLACES = 1 << 22
 """Places of all block tables together at most."""
 
+_LATER_ARRAYS = frozenset({"parent", "hits", "cpu_parent"})
+"""Arrays that the first keyframes did not have."""
+
 _ANY = (-(2**63), 2**63 - 1)
 _COUNT = (0, INT32_MAX)
 _STEP = (-1, INT32_MAX)
@@ -168,6 +171,8 @@ def from_keyframe(header: Header, keyframe: Keyframe) -> PoolState:
     state._next_order = keyframe.next_order
     limits = _limits(header, keyframe)
     for name in ARRAYS:
+        if name in _LATER_ARRAYS and name not in keyframe.arrays:
+            continue
         array: np.ndarray[Any, Any] = getattr(state, name)
         values = unpack(keyframe.arrays.get(name, b""), len(array))
         _expect(name, values, *limits[name])
@@ -182,6 +187,8 @@ def from_keyframe(header: Header, keyframe: Keyframe) -> PoolState:
     state._holders = {
         block: [(holder.request, holder.logical) for holder in holders] for block, holders in keyframe.holders.items()
     }
+    if "parent" not in keyframe.arrays:
+        state.derive_parents()
     state.counters = keyframe.counters
     state.violations = keyframe.violations[:MAX_VIOLATIONS]
     state.num_violations = keyframe.num_violations
@@ -196,6 +203,8 @@ def _limits(header: Header, keyframe: Keyframe) -> dict[str, tuple[int, int]]:
         "refs": (0, INT32_MAX),
         "filled": (0, header.block_size),
         "key": (-(2**63), 2**63 - 1),
+        "parent": (-(2**63), 2**63 - 1),
+        "hits": (0, INT32_MAX),
         "last_owner": (-1, INT32_MAX),
         "last_op": (-1, int(max(Op))),
         "touched": (-1, keyframe.step),
@@ -204,6 +213,7 @@ def _limits(header: Header, keyframe: Keyframe) -> dict[str, tuple[int, int]]:
         "cpu_logical": (-1, INT32_MAX),
         "cpu_filled": (0, header.block_size),
         "cpu_key": (-(2**63), 2**63 - 1),
+        "cpu_parent": (-(2**63), 2**63 - 1),
     }
 
 

@@ -57,6 +57,9 @@ class PoolState(BlockFold):
         refs: int32: references.
         filled: int32: slots holding keys and values; 0 where the content was let go.
         key: int64: content key, 0 where not hashed; a hashed block without references is cached.
+        parent: int64: key of the block in front of it where it was hashed; 0 where it is the first of its text, or that
+            is not known.
+        hits: int32: how often it was shared since it was hashed.
         last_owner: int32: who held it last; -1 where nobody did.
         last_op: int8: the last `Op` on it; -1 where none was.
         touched: int32: index of the step of that operation; -1 where none was.
@@ -66,6 +69,7 @@ class PoolState(BlockFold):
         cpu_filled: int32: its slots; 0 where the CPU block is free. A filled one without an owner holds a cached
             content that was evicted from the cache.
         cpu_key: int64: content key, 0 where it was not hashed.
+        cpu_parent: int64: as `parent`.
         cpu_used: CPU blocks with a content.
         requests: Live requests and the last 256 finished, by number, in order of arrival.
         counters: As the last step told them.

@@ -420,3 +420,38 @@ def test_no_trace_whatever_breaks_the_fold(messages):
         check(state)
         for block in range(-1, 9):
             state.block_text(block)
+
+
+def test_a_hashed_block_knows_the_key_in_front_of_it_and_how_often_it_was_shared_since():
+    build = TraceBuilder()
+    build.arrive(0, 1, num_tokens=8)
+    build.prefill(0, [3, 5], 8)
+    build.step(hashed(3, 33), hashed(5, 55))
+    assert (build.state.parent[3], build.state.parent[5]) == (0, 33)
+    build.step(release(5, 0), release(3, 0))
+    build.step(share(3, 1, 0), share(5, 1, 1))
+    assert build.state.parent[5] == 33
+    assert build.state.hits[[3, 5]].tolist() == [1, 1]
+    build.step(release(5, 1), release(3, 1))
+    build.step(evict(3, 33))
+    assert (build.state.parent[3], build.state.hits[3]) == (0, 0)
+    assert (build.state.parent[5], build.state.hits[5]) == (33, 1)
+
+
+def test_parents_can_be_found_again_from_those_who_have_or_had_the_blocks():
+    header, messages = simulated_trace(seed=5)
+    state = PoolState(header)
+    known = right = 0
+    for message in messages:
+        state.apply(message)
+        for request in state.requests.values():
+            pairs = zip(request.table, request.table[1:], strict=False)
+            assert all(state.parent[block] == state.key[before] for before, block in pairs if state.key[block])
+        told = state.parent.copy()
+        state.parent[:] = 0
+        state.derive_parents()
+        found = state.parent != 0
+        assert (state.parent[found] == told[found]).all()
+        known, right = known + np.count_nonzero(told), right + np.count_nonzero(found)
+        state.parent[:] = told
+    assert right > 0.8 * known > 100
