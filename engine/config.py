@@ -8,6 +8,7 @@ from typing import Literal
 DEFAULT_MODEL = "smollm2"
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
+Weights = Literal["auto", "int8"]
 Preemption = Literal["recompute", "swap", "auto"]
 Policy = Literal["paged", "contiguous", "static"]
 
@@ -97,6 +98,7 @@ class ModelConfig:
         device: `auto`, `cpu`, `cuda`, `cuda:1`, ...
         dtype: Of weights and KV cache; `auto` is bfloat16 where the machine computes it natively, else float32.
         attention: `auto`, or the name of one implementation in `engine.attention`.
+        weights: `auto` keeps the model's own; `int8` makes linear layers of 8-bit weights and inputs (on a CPU).
         cuda_graphs: Whether decode steps on a CUDA device are captured once and replayed.
     """
 
@@ -105,6 +107,7 @@ class ModelConfig:
     dtype: DType = "auto"
     attention: Literal["auto", "reference", "cpu", "triton"] = "auto"
     cuda_graphs: bool = False
+    weights: Weights = "auto"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 
-from engine.model.projection import Projection, join, make_projection
+from engine.model.projection import MakeProjection, Projection, join, make_projection
 
 if TYPE_CHECKING:
     from engine.attention.metadata import AttentionMetadata, PagedAttention
@@ -61,13 +61,20 @@ class _Layer:
 class FusedLlama:
     """A Llama-family model over the paged cache."""
 
-    def __init__(self, model: Any, attention: PagedAttention, layers: list[_Layer], max_positions: int) -> None:
+    def __init__(
+        self,
+        model: Any,
+        attention: PagedAttention,
+        layers: list[_Layer],
+        max_positions: int,
+        make: MakeProjection = make_projection,
+    ) -> None:
         config = model.config
         self._attention = attention
         self._layers = layers
         self._embedding: torch.Tensor = model.model.embed_tokens.weight.detach()
         self._norm = _Norm.of(model.model.norm)
-        self._head = make_projection(model.lm_head.weight.detach(), _bias(model.lm_head))
+        self._head = make(model.lm_head.weight.detach(), _bias(model.lm_head))
         self._num_heads: int = config.num_attention_heads
         self._num_kv_heads: int = config.num_key_value_heads
         self._head_dim: int = model.model.layers[0].self_attn.head_dim
@@ -78,13 +85,16 @@ class FusedLlama:
         self._cos, self._sin = cos[0], sin[0]
 
     @classmethod
-    def of(cls, model: Any, attention: PagedAttention, max_positions: int) -> FusedLlama:
+    def of(
+        cls, model: Any, attention: PagedAttention, max_positions: int, make: MakeProjection = make_projection
+    ) -> FusedLlama:
         """Take over a transformers model's weights.
 
         Args:
             model: A `...ForCausalLM` of the family.
             attention: The implementation to call.
             max_positions: Positions to prepare rotary angles for: the longest sequence that will come.
+            make: How the weights of linear layers are laid out.
 
         Raises:
             NotFusableError: The model differs from the family in something this forward would get wrong.
@@ -101,10 +111,10 @@ class FusedLlama:
             if type(layer).__name__ != _KNOWN[name]:
                 raise NotFusableError(f"one of its layers is a {type(layer).__name__}, not a {_KNOWN[name]}")
         try:
-            layers = [_fuse(layer) for layer in model.model.layers]
+            layers = [_fuse(layer, make) for layer in model.model.layers]
         except (AttributeError, ValueError) as error:
             raise NotFusableError(f"one of its layers cannot be joined: {error}") from error
-        return cls(model, attention, layers, max_positions)
+        return cls(model, attention, layers, max_positions, make)
 
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, metadata: AttentionMetadata
@@ -151,7 +161,7 @@ class FusedLlama:
         return self._head(self._norm(hidden))
 
 
-def _fuse(layer: Any) -> _Layer:
+def _fuse(layer: Any, make: MakeProjection) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
     query_norm = getattr(attention, "q_norm", None)
     key_norm = getattr(attention, "k_norm", None)
@@ -160,13 +170,13 @@ def _fuse(layer: Any) -> _Layer:
         window = None
     return _Layer(
         input_norm=_Norm.of(layer.input_layernorm),
-        qkv=join([attention.q_proj, attention.k_proj, attention.v_proj]),
+        qkv=join([attention.q_proj, attention.k_proj, attention.v_proj], make),
         query_norm=None if query_norm is None else _Norm.of(query_norm),
         key_norm=None if key_norm is None else _Norm.of(key_norm),
-        out=make_projection(attention.o_proj.weight.detach(), _bias(attention.o_proj)),
+        out=make(attention.o_proj.weight.detach(), _bias(attention.o_proj)),
         post_norm=_Norm.of(layer.post_attention_layernorm),
-        gate_up=join([mlp.gate_proj, mlp.up_proj]),
-        down=make_projection(mlp.down_proj.weight.detach(), _bias(mlp.down_proj)),
+        gate_up=join([mlp.gate_proj, mlp.up_proj], make),
+        down=make(mlp.down_proj.weight.detach(), _bias(mlp.down_proj)),
         sliding_window=window,
         scale=float(attention.scaling),
     )

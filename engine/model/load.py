@@ -17,6 +17,7 @@ from engine.model.decode_graphs import DecodeGraphs
 from engine.model.device import choose_device, choose_dtype, set_threads
 from engine.model.forward import Forward, HookedModel
 from engine.model.fused_llama import FusedLlama, NotFusableError
+from engine.model.int8 import make_int8_projection
 from engine.model.quiet import quiet
 from engine.model.runner import ModelRunner
 from engine.model.tokenizer import TokenizerCodec
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("engine")
 
 _NO_LIMIT = 2**31 - 1
+_MAX_INT8_DIFFERENCE = 0.5
+"""Relative change of a row of logits beyond which 8-bit weights are refused: models with outlier channels have it."""
 
 
 def load(config: EngineConfig, progress: Callable[[str], None], *, title: str, description: str) -> PagedEngine:
@@ -112,7 +115,11 @@ def make_runner(
     shape = cache_shape(hooked, name)
     limit = _max_positions(model.config.get_text_config(decoder=True))
     max_positions = min(limit, config.scheduler.max_model_len)
-    forward = _choose_forward(hooked, Trial(model, shape, max_positions), name, max_positions, fuse)
+    trial = Trial(model, shape, max_positions)
+    if config.model.weights == "int8":
+        forward: Forward = _int8_forward(hooked, trial, name, max_positions)
+    else:
+        forward = _choose_forward(hooked, trial, name, max_positions, fuse)
     kv_cache = KVCache(
         num_blocks=config.cache.num_blocks,
         num_layers=shape.num_layers,
@@ -132,6 +139,7 @@ def make_runner(
         architecture=type(model).__name__,
         device=str(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
+        weights="int8" if config.model.weights == "int8" else "",
         attention=attention_name,
         num_layers=shape.num_layers,
         num_kv_heads=shape.num_kv_heads,
@@ -172,6 +180,21 @@ def _choose_forward(hooked: HookedModel, trial: Trial, name: str, max_positions:
             f"{name} is not supported: over the paged cache its logits differ from its own by {difference:.1%}"
         )
     return hooked
+
+
+def _int8_forward(hooked: HookedModel, trial: Trial, name: str, max_positions: int) -> Forward:
+    if hooked.model.device.type != "cpu":
+        raise ConfigError(f"--weights int8 runs on the CPU, not on {hooked.model.device}: leave it out")
+    if not isinstance(_choose_forward(hooked, trial, name, max_positions, fuse=True), FusedLlama):
+        raise ConfigError(f"--weights int8 serves models of the Llama family, which {name} is not: leave it out")
+    forward = FusedLlama.of(hooked.model, hooked.attention, max_positions, make_int8_projection)
+    difference = trial.difference(forward)
+    logger.info("8-bit weights change the logits of a short trial by %.1f%%", 100 * difference)
+    if difference > _MAX_INT8_DIFFERENCE:
+        raise ConfigError(
+            f"--weights int8 is too coarse for {name}: its logits change by {difference:.0%}; leave it out"
+        )
+    return forward
 
 
 def _max_positions(config: Any) -> int:

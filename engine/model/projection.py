@@ -41,8 +41,16 @@ def make_projection(weight: torch.Tensor, bias: torch.Tensor | None = None) -> P
     return project
 
 
-def join(layers: Sequence[torch.nn.Linear]) -> Projection:
+MakeProjection = Callable[[torch.Tensor, torch.Tensor | None], Projection]
+"""Weight and bias to a linear layer."""
+
+
+def join(layers: Sequence[torch.nn.Linear], make: MakeProjection = make_projection) -> Projection:
     """One projection that gives the layers' outputs side by side, in one pass over the input.
+
+    Args:
+        layers: With equal inputs.
+        make: How the joined weights are laid out.
 
     Raises:
         ValueError: Some of the layers have a bias and some have not.
@@ -51,4 +59,4 @@ def join(layers: Sequence[torch.nn.Linear]) -> Projection:
     biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
     if biases and len(biases) != len(layers):
         raise ValueError("layers with and without a bias cannot be joined")
-    return make_projection(weight, torch.cat(biases) if biases else None)
+    return make(weight, torch.cat(biases) if biases else None)

@@ -129,6 +129,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The model behind the cache.
 
     Attributes:
+        dtype: Of weights and activations.
+        weights: `int8` where linear layers have 8-bit weights and inputs; else empty.
         kv_bytes_per_token: 2 x layers x kv_heads x head_dim x bytes of one element (keys and values).
     """
 
@@ -143,6 +145,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     head_dim: int
     vocab_size: int
     kv_bytes_per_token: int
+    weights: str = ""
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header"):

@@ -118,6 +118,7 @@ def _audit_lines(recording: Recording, found: Audit) -> list[str]:
     seconds = found.duration_ns / 1e9
     per_second = f", {found.generated_tokens / seconds:,.1f} new tokens/s" if seconds > 0 else ""
     limits = f"{header.max_num_seqs} sequences, {header.max_num_batched_tokens:,} tokens a step"
+    dtype = clean(model.dtype) + (f", {clean(model.weights)} weights" if model.weights else "")
     chunk = f", prefill chunks of {header.max_prefill_chunk:,}" if header.max_prefill_chunk else ""
     how = f"preemption by {clean(header.preemption)}" if header.policy == "paged" else f"policy {clean(header.policy)}"
     rows = [
@@ -127,7 +128,7 @@ def _audit_lines(recording: Recording, found: Audit) -> list[str]:
         ("made by", f"{header.source}, {header.provenance}, schema {header.schema_version}"),
         (
             "model",
-            f"{clean(model.name)} on {clean(model.device)}, {clean(model.dtype)}, attention {clean(model.attention)}",
+            f"{clean(model.name)} on {clean(model.device)}, {dtype}, attention {clean(model.attention)}",
         ),
         ("pool", f"{header.num_blocks:,} blocks of {header.block_size} tokens, {_kib(recording)} KiB each"),
         ("", f"prefix caching {'on' if header.prefix_caching else 'off'}, {how}"),

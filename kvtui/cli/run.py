@@ -44,6 +44,13 @@ class DTypeName(enum.StrEnum):
     float32 = "float32"
 
 
+class WeightsName(enum.StrEnum):
+    """Of linear layers."""
+
+    auto = "auto"
+    int8 = "int8"
+
+
 class PolicyName(enum.StrEnum):
     """Who runs when, and how memory is handed out."""
 
@@ -80,6 +87,13 @@ def run_command(
     ] = DEFAULT_MODEL,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...", rich_help_panel=_ENGINE)] = "auto",
     dtype: Annotated[DTypeName, typer.Option(help="Of weights and cache.", rich_help_panel=_ENGINE)] = DTypeName.auto,
+    weights: Annotated[
+        WeightsName,
+        typer.Option(
+            help="Of linear layers: the dtype's, or 8-bit weights and inputs (CPU, Llama family).",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = WeightsName.auto,
     attention: Annotated[
         AttentionName, typer.Option(help="Attention implementation.", rich_help_panel=_ENGINE)
     ] = AttentionName.auto,
@@ -203,7 +217,12 @@ def run_command(
     """
     config = EngineConfig(
         model=ModelConfig(
-            model=model, device=device, dtype=dtype.value, attention=attention.value, cuda_graphs=cuda_graphs
+            model=model,
+            device=device,
+            dtype=dtype.value,
+            attention=attention.value,
+            cuda_graphs=cuda_graphs,
+            weights=weights.value,
         ),
         cache=CacheConfig(
             block_size=block_size, num_blocks=num_blocks, prefix_caching=prefix_caching, num_cpu_blocks=cpu_blocks

@@ -100,7 +100,11 @@ def parts_of(view: View, url: str | None) -> list[Part]:
         badge,
         Part(1, clean(header.provenance, ascii_only=ascii_only), "muted" if measured else "warning"),
         Part(3, clean(model.name, ascii_only=ascii_only, limit=_LONGEST_NAME), "text"),
-        Part(7, clean(f"{model.device} {model.dtype}", ascii_only=ascii_only, limit=_LONGEST_NAME), "muted"),
+        Part(
+            7,
+            clean(f"{model.device} {model.weights or model.dtype}", ascii_only=ascii_only, limit=_LONGEST_NAME),
+            "muted",
+        ),
         Part(5, f"{header.num_blocks:,} blocks of {header.block_size}", "text"),
         Part(9, f"{per_block:,.0f} KiB each" if per_block >= 10 else f"{per_block:,.1f} KiB each", "muted"),
     ]

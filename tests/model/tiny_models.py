@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from engine.attention.choice import choose_attention
-from engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.engine import PagedEngine
 from engine.model.load import make_runner
 from engine.request import RequestOutput, SamplingParams
@@ -27,7 +27,7 @@ from engine.simulated import SimulatedCodec
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from engine.config import Preemption
+    from engine.config import Preemption, Weights
     from engine.runner import TextCodec
 
 # Two threads that wait for each other at every small operation are slower than one, and far slower on a busy machine.
@@ -120,9 +120,11 @@ def engine_over(
     attention: str = "reference",
     num_cpu_blocks: int = 0,
     preemption: Preemption = "recompute",
+    weights: Weights = "auto",
 ) -> PagedEngine:
     """An engine over a model and a cache that holds NaN wherever nothing was written."""
     config = EngineConfig(
+        model=ModelConfig(weights=weights),
         cache=CacheConfig(block_size, num_blocks, prefix_caching, num_cpu_blocks),
         scheduler=SchedulerConfig(
             max_num_seqs=max_num_seqs,
