@@ -23,7 +23,7 @@ Run = Callable[[], dict[str, float]]
 
 
 def ours(policy: str, work: Work, options: argparse.Namespace) -> Run:
-    """The engine itself, with one of its policies.
+    """The engine itself, with one of its policies, or `int8` for the paged one with 8-bit weights.
 
     With `--asked N` every request asks for N tokens and is ended from outside after its own number, as an end of
     sequence would: only then is what it may generate more than what it does.
@@ -33,10 +33,11 @@ def ours(policy: str, work: Work, options: argparse.Namespace) -> Run:
     from engine.trace.events import StepTrace
 
     longest = max(len(r["ids"]) + max(r["out"], options.asked) for r in work)
+    chosen: Any = "paged" if policy == "int8" else policy
     config = EngineConfig(
-        model=ModelConfig(options.model, dtype=options.dtype),
+        model=ModelConfig(options.model, dtype=options.dtype, weights="int8" if policy == "int8" else "auto"),
         cache=CacheConfig(num_blocks=options.num_blocks, prefix_caching=False),
-        scheduler=SchedulerConfig(max_num_seqs=32, max_model_len=longest + 1, policy=policy),  # type: ignore[arg-type]
+        scheduler=SchedulerConfig(max_num_seqs=32, max_model_len=longest + 1, policy=chosen),
     )
     if options.model == "simulated":
         from engine.simulated import simulated_engine

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from typing import IO
 
 PAGED = "ours-paged"
+OURS = {PAGED: "ours", "ours-int8": "ours with int8 weights"}
 TRANSFORMERS = ("transformers-static", "transformers-continuous")
 POLICIES = ("ours-paged", "ours-contiguous", "ours-static")
 
@@ -131,19 +132,18 @@ def run_sides(sides: dict[str, tuple[str, Sequence[str]]], rounds: int, log: IO[
 
 
 def peer_figures(sides: list[Side]) -> list[Figure]:
-    """Ratios to each peer, then what each side did."""
-    mine = next((side for side in sides if side.name == PAGED), None)
+    """Ratios of each of ours to each peer, then what each side did."""
+    peers = [side for side in sides if side.name not in OURS]
     figures = []
-    if mine is not None:
-        for side in sides:
-            if side is not mine:
+    for mine in sides:
+        if mine.name in OURS:
+            for side in peers:
                 ratios = [
                     (a["tokens"] / a["seconds"]) / (b["tokens"] / b["seconds"])
                     for a, b in zip(mine.results, side.results, strict=False)
                 ]
-                per_cpu = mine.tokens_per_cpu_s / side.tokens_per_cpu_s
-                note = f"{per_cpu:.2f} x by CPU time"
-                figures.append(Figure(f"ours over {side.name}", statistics.median(ratios), "x", note))
+                note = f"{mine.tokens_per_cpu_s / side.tokens_per_cpu_s:.2f} x by CPU time"
+                figures.append(Figure(f"{OURS[mine.name]} over {side.name}", statistics.median(ratios), "x", note))
     figures += [
         Figure(side.name, side.tokens_per_s, "tok/s", f"{side.tokens_per_cpu_s:.1f} a CPU second") for side in sides
     ]
@@ -213,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if options.model == "simulated":
             base += ["--vocabulary", "256"]
         if options.part != "policies" and options.model != "simulated":
-            sides = {PAGED: (sys.executable, base)} | _peers(options, base)
+            sides = dict.fromkeys(OURS, (sys.executable, base)) | _peers(options, base)
             figures += peer_figures(run_sides(sides, options.rounds, sink))
         if options.part != "peers":
             base += ["--num-blocks", str(options.policy_blocks), "--asked", str(options.asked)]
