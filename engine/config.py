@@ -9,6 +9,7 @@ DEFAULT_MODEL = "smollm2"
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 Weights = Literal["auto", "int8"]
+KVDType = Literal["auto", "bf16", "fp8", "int8"]
 Preemption = Literal["recompute", "swap", "auto"]
 Policy = Literal["paged", "contiguous", "static"]
 
@@ -31,12 +32,15 @@ class CacheConfig:
         num_blocks: Physical blocks in the pool.
         prefix_caching: Whether full blocks are shared between requests with an equal prefix.
         num_cpu_blocks: Blocks in the host's memory, for contents that have to leave the pool.
+        kv_dtype: Of keys and values: the model's own type, bfloat16, or 8 bits (float8 e4m3, int8) with a scale for
+            each token and head.
     """
 
     block_size: int = 16
     num_blocks: int = 512
     prefix_caching: bool = True
     num_cpu_blocks: int = 0
+    kv_dtype: KVDType = "auto"
 
     def __post_init__(self) -> None:
         _require(self.block_size >= 1, f"block size {self.block_size} is not possible: a block holds at least 1 token")
@@ -96,7 +100,7 @@ class ModelConfig:
     Attributes:
         model: `smollm2` for the embedded default, a Hugging Face id, or a folder.
         device: `auto`, `cpu`, `cuda`, `cuda:1`, ...
-        dtype: Of weights and KV cache; `auto` is bfloat16 where the machine computes it natively, else float32.
+        dtype: Of weights and activations; `auto` is bfloat16 where the machine computes it natively, else float32.
         attention: `auto`, or the name of one implementation in `engine.attention`.
         weights: `auto` keeps the model's own; `int8` makes linear layers of 8-bit weights and inputs (on a CPU).
         cuda_graphs: Whether decode steps on a CUDA device are captured once and replayed.

@@ -2,12 +2,16 @@
 
 Block-major: `[num_blocks, layers, 2, kv_heads, block_size, head_dim]`. One block is one contiguous row across all
 layers, so copy-on-write and swapping move one row, and a block's keys and values of one head are contiguous.
+
+A quantised cache (int8 or float8 e4m3) keeps a code for each element and, beside them in a tensor of the same order, a
+float32 scale for each token and head: what one token writes never changes what another has written, and a block with
+its scales is complete in itself (`engine.attention.quantised`).
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,7 +19,7 @@ from engine.config import ConfigError
 from engine.trace.events import Op
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -24,6 +28,15 @@ if TYPE_CHECKING:
 
 _HEADROOM = 0.9
 """Share of the free memory that the cache may take; the rest is for activations."""
+
+QUANTISED = (torch.int8, torch.float8_e4m3fn)
+"""Element types that go with scales."""
+
+SCALE_BYTES = 4
+"""Of one token's and head's scale in a quantised cache, a float32."""
+
+_POISON_BYTE = 0x7F
+"""The NaN of float8 e4m3; int8 has none, there the NaN of the scales must show."""
 
 
 class KVCache:
@@ -34,9 +47,10 @@ class KVCache:
 
     Attributes:
         data: `[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]`; index 2 is 0 for keys, 1 for values.
-        bits: On the CPU, the same memory as a numpy array, for compiled code: float32 and float16 as such, bfloat16
-            (which numpy lacks) as its uint16 bits. None on other devices.
+        scales: float32 `[num_blocks, num_layers, 2, num_kv_heads, block_size]`, by which the codes in `data` are to be
+            multiplied; None where `data` holds the numbers themselves.
         host: The CPU pool, shaped as `data`, pinned where the cache is on a CUDA device; None where there is none.
+        host_scales: Its scales, where there are any.
     """
 
     def __init__(
@@ -60,7 +74,7 @@ class KVCache:
             num_kv_heads: Key and value heads of one layer.
             block_size: Tokens of one block.
             head_dim: Size of one head.
-            dtype: Element type, the model's own.
+            dtype: Element type: a float type, or one of `QUANTISED`.
             device: Where.
             poison: Fill with NaN, so that a test sees any slot read before it is written.
             num_cpu_blocks: Blocks of the twin in the host's memory.
@@ -76,19 +90,25 @@ class KVCache:
         self.head_dim = head_dim
         self.dtype = dtype
         self.device = device
-        self.block_bytes = num_layers * 2 * num_kv_heads * block_size * head_dim * dtype.itemsize
+        scale_bytes = SCALE_BYTES if dtype in QUANTISED else 0
+        self.block_bytes = num_layers * 2 * num_kv_heads * block_size * (head_dim * dtype.itemsize + scale_bytes)
         self._check_size()
-        shape = (num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim)
         try:
-            self.data = torch.empty(shape, dtype=dtype, device=device)
+            self.data, self.scales = self._allocate(num_blocks, device=device)
         except (RuntimeError, MemoryError) as error:
             raise ConfigError(self._too_large(free_memory(device))) from error
+        self.host: torch.Tensor | None = None
+        self.host_scales: torch.Tensor | None = None
+        if num_cpu_blocks:
+            try:
+                self.host, self.host_scales = self._allocate(num_cpu_blocks, pin_memory=device.type == "cuda")
+            except (RuntimeError, MemoryError) as error:
+                size = f"{num_cpu_blocks} blocks of {_size(self.block_bytes)}"
+                raise ConfigError(f"the CPU pool does not fit into memory: {size}; use fewer (--cpu-blocks)") from error
         if poison:
-            self.data.fill_(float("nan"))
-        self.host = self._make_host((num_cpu_blocks, *shape[1:]), poison=poison) if num_cpu_blocks else None
-        self.bits: NDArray[Any] | None = None
-        if device.type == "cpu":
-            self.bits = (self.data.view(torch.uint16) if dtype == torch.bfloat16 else self.data).numpy()
+            _poison(self.data, self.scales)
+            if self.host is not None:
+                _poison(self.host, self.host_scales)
 
     @property
     def num_bytes(self) -> int:
@@ -118,7 +138,8 @@ class KVCache:
             return
         src = torch.as_tensor(source, dtype=torch.int64, device=self.device)
         dst = torch.as_tensor(destination, dtype=torch.int64, device=self.device)
-        self.data.index_copy_(0, dst, self.data.index_select(0, src))
+        for tensor in _parts(self.data, self.scales):
+            tensor.index_copy_(0, dst, tensor.index_select(0, src))
 
     def move(self, copies: Sequence[BlockCopy]) -> None:
         """Move contents as if one after the other, as many at once as do not depend on each other.
@@ -147,7 +168,11 @@ class KVCache:
             self.copy_blocks(source, destination)
             return
         assert self.host is not None, "a block is to be swapped, but there is no CPU pool"
-        read, written = (self.data, self.host) if op == Op.SWAP_OUT else (self.host, self.data)
+        parts = zip(_parts(self.data, self.scales), _parts(self.host, self.host_scales), strict=True)
+        for ours, hosts in parts:
+            self._transfer(*((ours, hosts) if op == Op.SWAP_OUT else (hosts, ours)), source, destination)
+
+    def _transfer(self, read: torch.Tensor, written: torch.Tensor, source: list[int], destination: list[int]) -> None:
         if self.device.type == "cpu":
             rows = read.index_select(0, torch.tensor(source))
             written.index_copy_(0, torch.tensor(destination), rows)
@@ -164,13 +189,15 @@ class KVCache:
             written[b : b + n].copy_(read[a : a + n], non_blocking=True)
             start = end
 
-    def _make_host(self, shape: tuple[int, ...], *, poison: bool) -> torch.Tensor:
-        try:
-            host = torch.empty(shape, dtype=self.dtype, pin_memory=self.device.type == "cuda")
-        except (RuntimeError, MemoryError) as error:
-            size = f"{shape[0]} blocks of {_size(self.block_bytes)}"
-            raise ConfigError(f"the CPU pool does not fit into memory: {size}; use fewer (--cpu-blocks)") from error
-        return host.fill_(float("nan")) if poison else host
+    def _allocate(
+        self, num_blocks: int, *, device: torch.device | None = None, pin_memory: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Elements and scales of so many blocks."""
+        shape = (num_blocks, self.num_layers, 2, self.num_kv_heads, self.block_size)
+        data = torch.empty((*shape, self.head_dim), dtype=self.dtype, device=device, pin_memory=pin_memory)
+        if self.dtype not in QUANTISED:
+            return data, None
+        return data, torch.empty(shape, dtype=torch.float32, device=device, pin_memory=pin_memory)
 
     def _check_size(self) -> None:
         free = free_memory(self.device)
@@ -184,6 +211,21 @@ class KVCache:
         fit = int(free * _HEADROOM) // self.block_bytes
         advice = f"use at most {fit} (--num-blocks)" if fit else "use smaller blocks (--block-size) or a smaller model"
         return f"the KV cache does not fit on {self.device}: {size}, {_size(free)} are free; {advice}"
+
+
+def _parts(data: torch.Tensor, scales: torch.Tensor | None) -> Iterator[torch.Tensor]:
+    """What has to be moved of a block; float8 as its bytes, since not every operation knows the type."""
+    yield data.view(torch.uint8) if data.dtype == torch.float8_e4m3fn else data
+    if scales is not None:
+        yield scales
+
+
+def _poison(data: torch.Tensor, scales: torch.Tensor | None) -> None:
+    if scales is None:
+        data.fill_(float("nan"))
+    else:
+        data.view(torch.uint8).fill_(_POISON_BYTE)
+        scales.fill_(float("nan"))
 
 
 def free_memory(device: torch.device) -> int | None:

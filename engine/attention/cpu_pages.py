@@ -25,6 +25,6 @@ def advise_large_pages(cache: KVCache) -> None:
         return
     _advised.add(cache)
     start = -(-cache.data.data_ptr() // _LARGE) * _LARGE
-    length = (cache.data.data_ptr() + cache.num_bytes - start) // _LARGE * _LARGE
+    length = (cache.data.data_ptr() + cache.data.nbytes - start) // _LARGE * _LARGE
     if length > 0 and sys.platform.startswith("linux"):
         ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _MADV_HUGEPAGE)

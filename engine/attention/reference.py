@@ -11,21 +11,34 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from engine.attention.quantised import dequantise, quantise
+
 if TYPE_CHECKING:
     from engine.attention.metadata import AttentionMetadata
     from engine.kv_cache import KVCache
 
 
 def write_kv(key: torch.Tensor, value: torch.Tensor, layer: int, metadata: AttentionMetadata) -> None:
-    """Put the rows' keys and values, `[T, Hkv, D]`, into their slots; rows with a negative slot are left out."""
+    """Put the rows' keys and values, `[T, Hkv, D]`, into their slots; rows with a negative slot are left out.
+
+    They are rounded, or quantised, to what the cache holds.
+    """
     slots = metadata.slot_mapping
     if bool((metadata.host_slot_mapping < 0).any()):
         rows = slots >= 0
         key, value, slots = key[rows], value[rows], slots[rows]
     blocks = slots // metadata.block_size
     offsets = slots % metadata.block_size
-    metadata.kv_cache.keys(layer)[blocks, :, offsets] = key
-    metadata.kv_cache.values(layer)[blocks, :, offsets] = value
+    cache = metadata.kv_cache
+    for index, rows in enumerate((key, value)):
+        target = cache.data[:, layer, index]
+        if cache.scales is None:
+            target[blocks, :, offsets] = rows.to(cache.dtype)
+            continue
+        codes, scales = quantise(rows, cache.dtype)
+        # As bytes: torch does not index float8 everywhere.
+        target.view(torch.uint8)[blocks, :, offsets] = codes.view(torch.uint8)
+        cache.scales[:, layer, index][blocks, :, offsets] = scales
 
 
 def paged_attention(
@@ -57,10 +70,17 @@ def paged_attention(
 def gather_kv(kv_cache: KVCache, layer: int, blocks: torch.Tensor, seq_len: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values of a sequence's first seq_len positions, in order, each `[seq_len, Hkv, D]`.
 
+    Of a quantised cache they are the numbers that its codes stand for, in float32.
+
     Slots past seq_len are cut off here, before any arithmetic: masking their scores would not be enough, since a
     weight of 0 times a NaN value is NaN.
     """
-    gathered = kv_cache.data[:, layer][blocks]  # [n, 2, Hkv, block_size, D]
+    gathered = kv_cache.data[:, layer]
+    if kv_cache.scales is None:
+        gathered = gathered[blocks]  # [n, 2, Hkv, block_size, D]
+    else:
+        codes = gathered.view(torch.uint8)[blocks].view(kv_cache.dtype)
+        gathered = dequantise(codes, kv_cache.scales[:, layer][blocks])
     both = gathered.permute(1, 0, 3, 2, 4).flatten(1, 2)[:, :seq_len]
     return both[0], both[1]
 

@@ -45,8 +45,7 @@ _LARGEST_PAGE = 128
 class TritonAttention:
     """A `PagedAttention` on CUDA and ROCm devices; see there for shapes and meaning.
 
-    A quantised cache has int8 or float8_e4m3fn `data` and an attribute `scales`, float32 or float16
-    `[num_blocks, layers, 2, kv_heads, block_size]`: a value is its code times its token's and head's scale.
+    A quantised cache may have float16 `scales` here.
 
     Attributes:
         decode: The cut for decodes instead of the one chosen for the device.
@@ -183,7 +182,7 @@ def write_kv(key: torch.Tensor, value: torch.Tensor, layer: int, metadata: Atten
         raise ValueError("keys and values need a dense last axis: call .contiguous() on them")
     constants = write_constants(head_dim=head_dim, num_kv_heads=num_kv_heads, block_size=cache.block_size, kind=kind)
     grid = (num_tokens, -(-num_kv_heads // constants["BLOCK_HEADS"]))
-    scales = _scales(cache)
+    scales = cache.scales
     with _on(key):
         triton_cache.write_kv_kernel[grid](
             key,
@@ -233,7 +232,7 @@ def _launch(
         shape = (num_seqs if decode else num_tokens, num_heads, num_splits)
         partial_out = torch.empty((*shape, head_dim), dtype=torch.float32, device=query.device)
         partial_lse = torch.empty(shape, dtype=torch.float32, device=query.device)
-    scales = _scales(cache)
+    scales = cache.scales
     grid = (num_tiles, cache.num_kv_heads, num_splits)
     triton_kernels.attention_kernel[grid](
         out,
@@ -336,18 +335,13 @@ def _kind(cache: KVCache, target: Target) -> int:
         raise ValueError("the KV cache must be contiguous: pass the cache itself, not a view of it")
     if cache.data.dtype.is_floating_point and cache.data.element_size() > 1:
         return int(triton_cache.PLAIN.value)
-    if _scales(cache) is None:
+    if cache.scales is None:
         raise ValueError(f"a cache of {cache.data.dtype} needs scales: set the cache's scales")
     if cache.data.dtype == torch.int8:
         return int(triton_cache.INT8.value)
     if cache.data.dtype == torch.float8_e4m3fn:
         return int(triton_cache.FP8.value) if target.has_float8 else int(triton_cache.FP8_BITS.value)
     raise ValueError(f"a cache of {cache.data.dtype} is not read here: use bfloat16, float8_e4m3fn or int8")
-
-
-def _scales(cache: KVCache) -> torch.Tensor | None:
-    scales: torch.Tensor | None = getattr(cache, "scales", None)
-    return scales
 
 
 def _codes(cache: KVCache, kind: int) -> torch.Tensor:

@@ -83,12 +83,16 @@ def write_kv_kernel(
 
 @triton.jit
 def _quantise(x, scale_type: tl.constexpr, KIND: tl.constexpr):
-    """Rows of x `[n, dims]` as 8-bit codes and one scale each, so that code * scale is close to x."""
+    """Rows of x `[n, dims]` as 8-bit codes and one scale each; see `engine.attention.quantised.quantise`."""
     x = x.to(tl.float32)
     largest = tl.max(tl.abs(x), axis=1)
     limit = _INT8_MAX if KIND == INT8 else _FP8_MAX
-    # The codes are made with the scale as it is stored, and a row of zeros keeps a scale that can be divided by.
-    scale = tl.where(largest > 0.0, largest / limit, 1.0).to(scale_type)
+    # The codes are made with the scale as it is stored.
+    scale = (largest / limit).to(scale_type)
+    scale = tl.where(scale == 0.0, 1.0, scale).to(scale_type)
+    # A maximum passes over NaN, and codes have none: the scale must show it.
+    finite = tl.sum((tl.abs(x) < float("inf")).to(tl.int32), axis=1) == x.shape[1]
+    scale = tl.where(finite, scale, float("nan")).to(scale_type)
     scaled = x / scale.to(tl.float32)[:, None]
     scaled = tl.minimum(tl.maximum(scaled, -limit), limit)
     if KIND == INT8:

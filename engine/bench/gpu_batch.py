@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 
 from engine.attention import reference
 from engine.attention.metadata import AttentionMetadata
+from engine.attention.quantised import dequantise
 from engine.kv_cache import KVCache
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
-
-LIMIT = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-"""Largest code of a quantised cache."""
 
 Layout = Literal["shuffled", "identity"]
 
@@ -52,22 +50,16 @@ def make_cache(
     quantised: torch.dtype | None = None,
 ) -> KVCache:
     """A cache that is NaN everywhere; a quantised one has NaN scales, float32 for each token and head."""
-    cache = KVCache(
+    return KVCache(
         num_blocks=num_blocks,
         num_layers=num_layers,
         num_kv_heads=kv_heads,
         block_size=block_size,
         head_dim=head_dim,
-        dtype=torch.int8 if quantised else dtype,
+        dtype=quantised or dtype,
         device=device,
-        poison=quantised is None,
+        poison=True,
     )
-    if quantised:
-        cache.data.fill_(0x7F)  # the NaN of float8
-        cache.data = cache.data.view(quantised)
-        scales = torch.full(cache.data.shape[:-1], float("nan"), device=device)
-        setattr(cache, "scales", scales)  # noqa: B010 - not every cache has the attribute
-    return cache
 
 
 def make_table(lengths: Sequence[int], block_size: int, layout: Layout, seed: int) -> tuple[NDArray[np.int32], int]:
@@ -124,7 +116,8 @@ def make_batch(
         kv_cache=cache,
     )
     earlier = int((seq_lens - query_lens).sum())
-    write(rows(earlier, kv_heads), rows(earlier, kv_heads), layer, history)
+    # Without the kernels that are to be judged.
+    reference.write_kv(rows(earlier, kv_heads), rows(earlier, kv_heads), layer, history)
     starts = _starts(query_lens)
     metadata = AttentionMetadata.build(query_start_loc=starts, seq_lens=seq_lens, block_table=table, kv_cache=cache)
     tokens = int(starts[-1])
@@ -134,36 +127,12 @@ def make_batch(
     return Batch(metadata, query, key, value)
 
 
-def write(key: torch.Tensor, value: torch.Tensor, layer: int, metadata: AttentionMetadata) -> None:
-    """Put keys and values into their slots without the kernels that are to be judged."""
-    cache: Any = metadata.kv_cache
-    if cache.data.element_size() > 1:
-        reference.write_kv(key, value, layer, metadata)
-        return
-    block, offset = metadata.slot_mapping // cache.block_size, metadata.slot_mapping % cache.block_size
-    for i, rows in enumerate((key, value)):
-        codes, scales = quantise(rows, cache.data.dtype)
-        # Indexing float8 is not supported everywhere: its bytes are copied.
-        cache.data.view(torch.uint8)[block, layer, i, :, offset] = codes.view(torch.uint8)
-        cache.scales[block, layer, i, :, offset] = scales
-
-
-def quantise(rows: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes and float32 scales of rows `[..., head_dim]`: the largest element takes the largest code."""
-    limit = LIMIT[dtype]
-    rows = rows.float()
-    largest = rows.abs().amax(-1)
-    scales = torch.where(largest > 0, largest / limit, torch.ones_like(largest))
-    scaled = (rows / scales[..., None]).clamp(-limit, limit)
-    return (scaled.round() if dtype == torch.int8 else scaled).to(dtype), scales
-
-
 def in_float32(batch: Batch, layer: int) -> Batch:
     """The same batch for the reference: a float32 cache, with what a quantised one holds multiplied out.
 
     Called after the kernels have written the batch's own rows, which a quantised cache gives back rounded.
     """
-    cache: Any = batch.metadata.kv_cache
+    cache = batch.metadata.kv_cache
     twin = KVCache(
         num_blocks=cache.num_blocks,
         num_layers=cache.num_layers,
@@ -173,10 +142,11 @@ def in_float32(batch: Batch, layer: int) -> Batch:
         dtype=torch.float32,
         device=cache.device,
     )
-    twin.data.copy_(cache.data.float())
     key, value = batch.key.float(), batch.value.float()
-    if cache.data.element_size() == 1:
-        twin.data.mul_(cache.scales.float()[..., None])
+    if cache.scales is None:
+        twin.data.copy_(cache.data)
+    else:
+        twin.data.copy_(dequantise(cache.data, cache.scales))
         slots = batch.metadata.slot_mapping
         block, offset = slots // cache.block_size, slots % cache.block_size
         key, value = (twin.data[block, layer, i, :, offset] for i in range(2))

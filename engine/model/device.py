@@ -8,9 +8,10 @@ from pathlib import Path
 
 import torch
 
-from engine.config import ConfigError, DType
+from engine.config import ConfigError, DType, KVDType
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_KV_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
 
 
 def choose_device(name: str) -> torch.device:
@@ -43,6 +44,11 @@ def choose_dtype(name: DType, device: torch.device) -> torch.dtype:
         return _DTYPES[name]
     native = torch.cuda.is_bf16_supported(including_emulation=False) if device.type == "cuda" else _cpu_has_bfloat16()
     return torch.bfloat16 if native else torch.float32
+
+
+def choose_kv_dtype(name: KVDType, dtype: torch.dtype) -> torch.dtype:
+    """The element type of the cache of a model in `dtype`; `auto` is the model's own."""
+    return dtype if name == "auto" else _KV_DTYPES[name]
 
 
 def _cpu_has_bfloat16() -> bool:

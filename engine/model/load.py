@@ -11,10 +11,10 @@ from engine.attention.choice import choose_attention
 from engine.attention.hook import HookError
 from engine.config import ConfigError, EngineConfig
 from engine.engine import PagedEngine
-from engine.kv_cache import KVCache
+from engine.kv_cache import QUANTISED, SCALE_BYTES, KVCache
 from engine.model.checkpoint import Checkpoint, find_checkpoint
 from engine.model.decode_graphs import DecodeGraphs
-from engine.model.device import choose_device, choose_dtype, set_threads
+from engine.model.device import choose_device, choose_dtype, choose_kv_dtype, set_threads
 from engine.model.forward import Forward, HookedModel
 from engine.model.fused_llama import FusedLlama, NotFusableError
 from engine.model.int8 import make_int8_projection
@@ -126,7 +126,7 @@ def make_runner(
         num_kv_heads=shape.num_kv_heads,
         block_size=config.cache.block_size,
         head_dim=shape.head_dim,
-        dtype=model.dtype,
+        dtype=choose_kv_dtype(config.cache.kv_dtype, model.dtype),
         device=model.device,
         poison=poison,
         num_cpu_blocks=config.cache.num_cpu_blocks,
@@ -147,6 +147,8 @@ def make_runner(
         head_dim=shape.head_dim,
         vocab_size=model.config.get_text_config(decoder=True).vocab_size,
         kv_bytes_per_token=kv_cache.block_bytes // kv_cache.block_size,
+        kv_dtype=str(kv_cache.dtype).removeprefix("torch."),
+        kv_scale_bytes=SCALE_BYTES if kv_cache.dtype in QUANTISED else 0,
     )
     return ModelRunner(
         forward,

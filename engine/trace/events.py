@@ -131,7 +131,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         dtype: Of weights and activations.
         weights: `int8` where linear layers have 8-bit weights and inputs; else empty.
-        kv_bytes_per_token: 2 x layers x kv_heads x head_dim x bytes of one element (keys and values).
+        kv_bytes_per_token: 2 x layers x kv_heads x (head_dim x bytes of one element + kv_scale_bytes), keys and values.
+        kv_dtype: Of the cache's elements; empty where it is `dtype` (traces older than this field).
+        kv_scale_bytes: Of the scale that a quantised cache keeps for each token and head, of keys and values each.
     """
 
     name: str
@@ -146,6 +148,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     kv_bytes_per_token: int
     weights: str = ""
+    kv_dtype: str = ""
+    kv_scale_bytes: int = 0
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header"):

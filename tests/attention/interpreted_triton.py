@@ -53,12 +53,10 @@ class Case:
         quantised = cache_dtype is not None
         self.cache = KVCache(
             num_blocks=num_blocks, num_layers=layers, num_kv_heads=kv_heads, block_size=block_size,
-            head_dim=head_dim, dtype=torch.int8 if quantised else dtype, poison=not quantised,
+            head_dim=head_dim, dtype=cache_dtype or dtype, poison=True,
         )  # fmt: skip
         if quantised:
-            self.cache.data.fill_(0x7F)  # the NaN of float8
-            self.cache.data = self.cache.data.view(cache_dtype)
-            self.cache.scales = torch.full(self.cache.data.shape[:-1], float("nan"), dtype=scale_dtype)
+            self.cache.scales = self.cache.scales.to(scale_dtype)
         table = np.full((len(batch), max(1, int(needed.max()))), NO_SUCH_BLOCK, np.int32)
         ids = rng.permutation(num_blocks).astype(np.int32)
         for row, count, first in zip(table, needed, np.cumsum(needed) - needed, strict=True):
@@ -106,7 +104,7 @@ class Case:
         )  # fmt: skip
         twin.data.copy_(self.cache.data.float())
         key, value = self.key.float(), self.value.float()
-        if hasattr(self.cache, "scales"):
+        if self.cache.scales is not None:
             twin.data.mul_(self.cache.scales.float()[..., None])
             slots = self.metadata.slot_mapping
             block, offset = slots // self.cache.block_size, slots % self.cache.block_size
@@ -222,6 +220,18 @@ def test_quantised_keys_are_the_nearest_codes(cache_dtype):
         scaled = (rows / scales[..., None]).clamp(-limit, limit)
         exact = scaled.round() if cache_dtype == torch.int8 else scaled.to(cache_dtype).float()
         assert torch.equal(codes.float(), exact)
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_row_that_is_no_number_shows_in_its_scale(cache_dtype, bad):
+    case = Case([(4, 4)], kv_heads=3, group=1, cache_dtype=cache_dtype)
+    case.key[1, 2, 5] = bad
+    write_kv(case.key, case.value, 0, case.metadata)
+    slots = case.metadata.slot_mapping
+    keys, values = (case.cache.scales[slots // 16, 0, i, :, slots % 16] for i in range(2))
+    assert keys.isfinite().logical_not().nonzero().tolist() == [[1, 2]]
+    assert values.isfinite().all()
 
 
 def test_only_the_slots_of_a_step_are_written():

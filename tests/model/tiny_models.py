@@ -27,7 +27,7 @@ from engine.simulated import SimulatedCodec
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from engine.config import Preemption, Weights
+    from engine.config import KVDType, Preemption, Weights
     from engine.runner import TextCodec
 
 # Two threads that wait for each other at every small operation are slower than one, and far slower on a busy machine.
@@ -121,11 +121,12 @@ def engine_over(
     num_cpu_blocks: int = 0,
     preemption: Preemption = "recompute",
     weights: Weights = "auto",
+    kv_dtype: KVDType = "auto",
 ) -> PagedEngine:
     """An engine over a model and a cache that holds NaN wherever nothing was written."""
     config = EngineConfig(
         model=ModelConfig(weights=weights),
-        cache=CacheConfig(block_size, num_blocks, prefix_caching, num_cpu_blocks),
+        cache=CacheConfig(block_size, num_blocks, prefix_caching, num_cpu_blocks, kv_dtype),
         scheduler=SchedulerConfig(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
