@@ -20,6 +20,7 @@ from kvtui.actions import Actions
 from kvtui.capture_output import OutputCapture
 from kvtui.glyphs import choose_glyphs
 from kvtui.history import History
+from kvtui.names import Names
 from kvtui.pace import Pace
 from kvtui.paint import Painter
 from kvtui.palette import Palette, ThemeError, load_palettes
@@ -94,6 +95,7 @@ class KvtuiApp(Actions):
         self.glyphs = choose_glyphs(ascii_only)
         ScrollBar.renderer = PlainScrollBar if self.glyphs.ascii else ScrollBarRender
         self.history = History()
+        self.names = Names()
         self.capture = capture
         self.exit_reason: str | None = None
         self._selected_request: int | None = None
@@ -196,11 +198,13 @@ class KvtuiApp(Actions):
             self._generation = source.generation
             self._reset = True
             self.history.rebuild(steps, source.state)
+            self.names.clear()
             if self._selected_request not in source.state.requests:
                 self._selected_request = None
         else:
             for step in steps:
                 self.history.append(step, source.state)
+        self.names.follow(source.state.requests)
         for violation in (*source.state.violations[:1], *(quick_check(source.state)[:1] if steps else ())):
             self._report(f"broken invariant: {violation}")
 
@@ -244,6 +248,7 @@ class KvtuiApp(Actions):
             selected_block=self._selected_block,
             running=frozenset(member[0] for member in last.batch) if last is not None else frozenset(),
             listen_url=self.listen_url,
+            names=self.names,
         )
 
     # -- selection --------------------------------------------------------------------------------------------------

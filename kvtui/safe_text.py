@@ -10,6 +10,7 @@ and it combines with no neighbour; emoji sequences are taken apart into the emoj
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from functools import lru_cache
 from typing import Literal
@@ -18,6 +19,9 @@ from rich.cells import cell_len, get_character_cell_size
 
 ELLIPSIS = "…"
 ASCII_ELLIPSIS = "~"
+
+SPECIAL = re.compile(r"<\|[^|<>\s]{1,40}\|>")
+"""A token that is no text, such as `<|im_start|>`."""
 
 _REPLACEMENT = "\ufffd"
 _MARKS_PER_LETTER = 2

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from textual.binding import Binding
 from textual.message import Message
 from textual.scroll_view import ScrollView
+
+from kvtui.names import Names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,6 +39,7 @@ class View:
         selected_block: None: nothing is selected.
         running: Requests in the batch of the last step.
         listen_url: Where requests can be sent to; None where nobody listens.
+        names: What the requests are called.
     """
 
     source: Source
@@ -48,6 +51,7 @@ class View:
     selected_block: int | None = None
     running: frozenset[int] = frozenset()
     listen_url: str | None = None
+    names: Names = field(default_factory=Names)
 
 
 class RequestSelected(Message):

@@ -83,7 +83,7 @@ async def test_a_newcomer_sees_blocks_and_streaming_text_without_touching_anythi
         picture = text_of(live.app)
         assert "Physical blocks" in picture
         assert re.search(r"█|▇", picture)
-        assert "following request" in picture
+        assert "following ask-" in picture
         output = "".join(live.source.state.requests[0].pieces[live.source.state.requests[0].num_prompt_tokens :])
         followed = live.app.main.inspector.followed
         request = live.source.state.requests[followed]
@@ -252,7 +252,7 @@ async def test_selecting_a_block_selects_its_owner_and_shows_its_text() -> None:
         view = live.app.view()
         assert (view.selected_request, view.selected_block) == (1, block)
         picture = text_of(live.app)
-        assert f"block {block} · owner #1" in picture
+        assert f"block {block} · owner ask-1" in picture
         shown = "".join(state.block_text(block)).replace(" ", "␣")
         assert shown in picture
         await pilot.press("escape")

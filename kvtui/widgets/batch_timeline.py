@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
     from kvtui.view import View
 
-_DIGITS = 5
-_MOST_DIGITS = 11
+_LABEL = 5
+_LONGEST_LABEL = 18
+_LABEL_FRACTION = 6
+"""At most one cell in so many is spent on what a request is called."""
 _LEGEND_FROM_HEIGHT = 6
 _LEGEND = (
     (Mark.PREFILL, "prefill"),
@@ -52,9 +54,8 @@ class BatchTimeline(WheelScrolled, LinePanel):
     def rows(self, view: View, width: int, height: int) -> Sequence[Hashable]:
         """A heading, the requests, and a legend where there is room for one."""
         history = view.history
-        newest = next(reversed(view.state.requests), 0)
-        digits = min(max(_DIGITS, len(str(newest)) + 1), _MOST_DIGITS)
-        columns = width - digits - 1
+        label = max(_LABEL, min(view.names.longest, width // _LABEL_FRACTION, _LONGEST_LABEL))
+        columns = width - label - 1
         if not len(history):
             self.set_title("Batch per iteration")
             return ["", "No iteration yet: nothing was scheduled." if height > 2 else "No iteration yet."]
@@ -67,19 +68,19 @@ class BatchTimeline(WheelScrolled, LinePanel):
         room = height - heading - legend
         there = history.requests(first)
         self._choose(view, there, room)
-        parts = [f"average {history.rates().average_batch:.1f}"]
+        parts = [f"average {history.rates().average_batch:.1f} requests a step"]
         hidden = len(there) - len(self._shown)
         if hidden > 0:
             parts.append(f"{hidden} more")
         glyphs = view.glyphs
         self.set_title("Batch per iteration", f"{glyphs.horizontal} {f' {glyphs.dot} '.join(parts)}")
-        keys: list[Hashable] = [("heading", first, stop, digits)] if heading else []
+        keys: list[Hashable] = [("heading", first, stop, label)] if heading else []
         for request, live in self._shown:
             marks = history.marks(request, first, stop)
-            keys.append((request, live, view.selected_request, marks.tobytes(), digits))
+            keys.append((request, live, view.selected_request, marks.tobytes(), view.names.of(request), label))
         keys += [""] * (room - len(self._shown))
         if legend:
-            keys.append(("legend",))
+            keys.append(("legend", label))
         return keys
 
     def _choose(self, view: View, there: list[tuple[int, bool]], room: int) -> None:
@@ -109,8 +110,8 @@ class BatchTimeline(WheelScrolled, LinePanel):
         if key[0] == "heading":
             return _draw_heading(view, key[1], key[2], key[3], width)
         if key[0] == "legend":
-            return _draw_legend(view, width)
-        return _draw_request(view, key[0], key[1], key[3], key[4], width)
+            return _draw_legend(view, key[1], width)
+        return _draw_request(view, key[0], key[1], key[3], key[5], width)
 
     # -- acting --------------------------------------------------------------------------------------------------
 
@@ -151,9 +152,9 @@ class BatchTimeline(WheelScrolled, LinePanel):
             self.post_message(RequestSelected(None if request == self.view.selected_request else request))
 
 
-def _draw_heading(view: View, first: int, stop: int, digits: int, width: int) -> Strip:
+def _draw_heading(view: View, first: int, stop: int, label: int, width: int) -> Strip:
     palette = view.palette
-    line = Line(width, palette.blank).add("step".rjust(digits), palette.faint)
+    line = Line(width, palette.blank).add("step".rjust(label), palette.faint)
     left, right = str(first), str(stop - 1)
     start = width - (stop - first)
     if start + len(left) + len(right) + 3 <= width:
@@ -162,11 +163,11 @@ def _draw_heading(view: View, first: int, stop: int, digits: int, width: int) ->
     return line.to(width - len(right)).add(right, palette.muted).strip()
 
 
-def _draw_legend(view: View, width: int) -> Strip:
+def _draw_legend(view: View, label: int, width: int) -> Strip:
     palette, glyphs = view.palette, mark_row(view.glyphs)
     roomy = sum(len(word) + 4 for _, word in _LEGEND) < width
     joint = " " if roomy else "=" if view.glyphs.ascii else ""
-    line = Line(width, palette.blank).gap(_DIGITS + 1 if width > 80 else 1)
+    line = Line(width, palette.blank).gap(label + 1 if width > 80 + label else 1)
     for mark, word in _LEGEND:
         if line.room < len(word) + 3:
             break
@@ -174,13 +175,14 @@ def _draw_legend(view: View, width: int) -> Strip:
     return line.strip()
 
 
-def _draw_request(view: View, request: int, live: bool, marks: bytes, digits: int, width: int) -> Strip:
+def _draw_request(view: View, request: int, live: bool, marks: bytes, cells: int, width: int) -> Strip:
     palette = view.palette
     selected = view.selected_request
     hue = palette.hue(request, selected)
     dimmed = selected is not None and selected != request
     label = hue if live else palette.faint if dimmed else palette.muted
-    line = Line(width, palette.blank).add(str(request)[-digits:].rjust(digits), label).gap()
+    line = Line(width, palette.blank)
+    line.add(view.names.fitted(request, cells, ascii_only=view.glyphs.ascii), label).gap()
     line.to(width - len(marks))
     glyphs = mark_row(view.glyphs)
     styles: dict[int, Style] = {

@@ -5,7 +5,6 @@ Nothing needs to be selected: the panel follows a request that is being worked o
 
 from __future__ import annotations
 
-import re
 import time
 from typing import TYPE_CHECKING, ClassVar
 
@@ -14,7 +13,7 @@ from textual.binding import Binding
 
 from engine.request import RequestStatus
 from engine.trace import explain
-from kvtui.safe_text import clean, fit, wrap
+from kvtui.safe_text import SPECIAL, clean, fit, wrap
 from kvtui.safe_text import width as cells_of
 from kvtui.widgets.line import Line
 from kvtui.widgets.line_panel import LinePanel
@@ -44,11 +43,11 @@ LABEL = 8
 MAX_CHARACTERS = 6000
 """The last so many characters of a prompt and of an output are shown."""
 
+_WRAPS_FROM_HEIGHT = 5
+_ONE_LINE = 1000
+
 MOST_LINES = 6
 """Of one reason, or of one enumeration."""
-
-_SPECIAL = re.compile(r"<\|[^|<>\s]{1,40}\|>")
-"""A token that is no text, such as `<|im_start|>`."""
 
 
 class Inspector(LinePanel):
@@ -81,7 +80,8 @@ class Inspector(LinePanel):
         request, block = subject
         what = [] if block is None else [f"block {block}"]
         if request is not None:
-            what.append(f"request {request}" if view.selected_request is not None else f"following request {request}")
+            name = called(view, request)
+            what.append(name if view.selected_request is not None else f"following {name}")
         self.set_title(" ".join(["Inspector", *(f"{view.glyphs.dot} {words}" for words in what)]))
 
     def subject(self, view: View) -> int | None:
@@ -118,7 +118,9 @@ class Inspector(LinePanel):
         subject = self.subject(view)
         request = view.state.requests.get(subject) if subject is not None else None
         if request is not None:
-            facts.extend(request_rows(view, request, width))
+            # Text that grows is worth more than facts on a second line; a reason is worth more than either.
+            wrapping = height >= _WRAPS_FROM_HEIGHT or request.waiting_for is not None or bool(request.message)
+            facts.extend(request_rows(view, request, width if wrapping else max(width, _ONE_LINE)))
             return [*facts[:height], *self._text_rows(view, request, width, max(0, height - len(facts)))]
         return facts[:height]
 
@@ -193,10 +195,13 @@ def _ending(lines: list[str], most: int, cells: int, view: View) -> list[str]:
         return lines
     if most == 0:
         return []
-    # A token that is no text is left out whole: half of `<|im_start|>` would look like text.
-    special = _SPECIAL.match(lines[-most])
-    rest = lines[-most][special.end() if special else 1 :]
-    first = fit(view.glyphs.ellipsis + rest, cells, ascii_only=view.glyphs.ascii)
+    # Whole words, and tokens that are no text as a whole: half of `<|im_start|>` would look like text.
+    first = view.glyphs.ellipsis + lines[-most].rstrip()
+    if cells_of(first) > cells:
+        special = SPECIAL.match(lines[-most])
+        rest = lines[-most][special.end() :] if special else lines[-most].partition(" ")[2] or lines[-most][1:]
+        first = view.glyphs.ellipsis + rest.rstrip()
+    first = fit(first, cells, ascii_only=view.glyphs.ascii)
     return [first, *lines[len(lines) - most + 1 :]]
 
 
@@ -208,6 +213,11 @@ def _tail(pieces: list[str], most: int) -> list[str]:
         if size > most:
             return pieces[i + 1 :]
     return pieces
+
+
+def called(view: View, request: int) -> str:
+    """What a request is called, safe to draw."""
+    return clean(view.names.of(request), ascii_only=view.glyphs.ascii)
 
 
 def told(label: str, text: str, look: str, width: int, *, ascii_only: bool) -> list[Row]:
@@ -272,11 +282,8 @@ def request_rows(view: View, request: RequestState, width: int) -> list[Row]:
     """What a request is doing, why it waits or how it ended, and where its blocks are."""
     ascii_only = view.glyphs.ascii
     separator: Span = (f" {view.glyphs.dot} ", "faint")
-    name = fit(request.name, 24, ascii_only=ascii_only).rstrip()
-    facts: list[Span] = [(f"#{request.request}", request.request)]
-    if name:
-        facts.append((f" {name}", "text"))
-    facts.extend([separator, (word_of(request), "strong")])
+    name = clean(view.names.full(request.request), ascii_only=ascii_only)
+    facts: list[Span] = [(name, request.request), separator, (word_of(request), "strong")]
     total = min(request.num_prompt_tokens + request.max_tokens, view.state.header.max_model_len)
     facts.extend([separator, (f"{request.num_computed}/{request.num_tokens}", "text"), (" tokens computed", "muted")])
     if not request.status.is_finished:
@@ -286,14 +293,16 @@ def request_rows(view: View, request: RequestState, width: int) -> list[Row]:
     if request.preemptions:
         facts.extend([separator, (f"preempted {request.preemptions}{view.glyphs.times}", "warning")])
     if request.parent >= 0:
-        facts.extend([separator, ("forked from ", "muted"), (f"#{request.parent}", request.parent)])
+        facts.extend([separator, ("forked from ", "muted"), (called(view, request.parent), request.parent)])
     swapped = int(np.count_nonzero(view.state.cpu_owner == request.request))
     if swapped:
         noun = "block" if swapped == 1 else "blocks"
         facts.extend([separator, (f"{swapped} {noun} swapped out", "warning")])
     rows = flowing(_groups(facts, separator), separator, width)
     if request.waiting_for is not None and not request.status.is_finished:
-        rows.extend(told("why", explain.long(request.waiting_for), "warning", width, ascii_only=ascii_only))
+        rows.extend(
+            told("why", explain.long(request.waiting_for, view.names.of), "warning", width, ascii_only=ascii_only)
+        )
     if request.message:
         rows.extend(told("ended", request.message, "error", width, ascii_only=ascii_only))
     if request.table:
@@ -313,7 +322,7 @@ def block_rows(view: View, block: int, width: int) -> list[Row]:
     filled, size = int(state.filled[block]), state.header.block_size
     facts: list[Span] = [(f"block {block}", "strong"), separator]
     if refs:
-        facts.extend([("owner ", "muted"), (f"#{owner}", owner)])
+        facts.extend([("owner ", "muted"), (called(view, owner), owner)])
         facts.extend([separator, (f"place {int(state.logical[block])} of its table", "text")])
         facts.extend([separator, (f"{filled}/{size}", "text"), (" slots filled", "muted")])
         if refs > 1:
@@ -328,7 +337,7 @@ def block_rows(view: View, block: int, width: int) -> list[Row]:
         facts.extend([separator, ("not hashed: not full yet" if filled < size else "not hashed", "muted")])
     rows = flowing(_groups(facts, separator), separator, width)
     if refs > 1:
-        holders: list[Row] = [((f"#{request}", request),) for request in _holders(state, block)]
+        holders: list[Row] = [((called(view, request), request),) for request in _holders(state, block)]
         rows.extend(flowing(holders, (" ", "muted"), width, "shared"))
     pieces = state.block_text(block)
     if pieces:

@@ -11,7 +11,7 @@ from rich.style import Style
 from engine.request import RequestStatus
 from engine.trace.explain import short, verb
 from kvtui.history import Mark
-from kvtui.safe_text import fit
+from kvtui.safe_text import SPECIAL, fit
 from kvtui.widgets.line import Line
 from kvtui.widgets.marks import glyph_of, mark_of, word_of
 
@@ -28,17 +28,17 @@ Pieces = tuple[tuple[str, bool], ...]
 _SHARED = Style(bold=True)
 _WAITS = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 _TAIL_BLOCKS = 2
+_MOST_PIECES_PER_CELL = 4
 
 
 class Columns(NamedTuple):
     """Where the columns stand in a panel of some width; a width of 0 leaves a column out.
 
     Attributes:
-        number: Cells of the request's number.
-        name, state, computed, out, blocks, prefix, table, text: Cells of the others.
+        name: Cells of what the request is called.
+        state, computed, out, blocks, prefix, table, text: Cells of the others.
     """
 
-    number: int
     name: int
     state: int
     computed: int
@@ -49,34 +49,32 @@ class Columns(NamedTuple):
     text: int
 
 
-def columns_for(cells: int, prefer_text: bool = False, digits: int = 4) -> Columns:
+def columns_for(cells: int, prefer_text: bool = False, longest: int = 4) -> Columns:
     """Lay the columns out; each takes one cell more than its width, for the space before it.
 
     Args:
         cells: Width of the panel.
         prefer_text: Whether the text gets the last column where there is no room for the block table too.
-        digits: Of the largest request number.
+        longest: Cells of the longest name.
     """
-    number = min(max(digits, 4), 10)
+    name = min(max(longest, 4), 6 if cells < 40 else 12 if cells < 70 else 18)
     state, computed, blocks = 11, 9, 6
-    name = out = prefix = 0
+    out = prefix = 0
     if cells >= 60:
         out, prefix = 4, 6
-    if cells >= 110:
-        name = 14
     if cells < 34:
         blocks = 0
     if cells < 28:
         computed = 0
-    fixed = sum(w + 1 for w in (number, name, state, computed, out, blocks, prefix) if w)
+    fixed = sum(w + 1 for w in (name, state, computed, out, blocks, prefix) if w)
     rest = cells - fixed - 1
     table = text = 0
-    if rest >= 36:
+    if rest >= 30:
         table = min(rest * 45 // 100, 40)
         text = rest - table - 1
     elif rest >= 6:
         table, text = (0, rest) if prefer_text else (rest, 0)
-    return Columns(number, name, state, computed, out, blocks, prefix, table, text)
+    return Columns(name, state, computed, out, blocks, prefix, table, text)
 
 
 def table_pieces(state: PoolState, table: list[int], cells: int, glyphs: Glyphs) -> Pieces:
@@ -115,9 +113,12 @@ def _spaced(pieces: list[tuple[str, bool]]) -> Pieces:
 def draw_heading(view: View, columns: Columns, cells: int) -> Strip:
     """The names of the columns."""
     muted = view.palette.muted
-    line = Line(cells, view.palette.blank).gap().add("#".rjust(columns.number), muted)
+    line = (
+        Line(cells, view.palette.blank)
+        .gap()
+        .add(fit("request" if columns.name >= len("request") else "#", columns.name), muted)
+    )
     labels = (
-        ("name", columns.name, str.ljust),
         ("state", columns.state, str.ljust),
         ("computed", columns.computed, str.rjust),
         ("out", columns.out, str.rjust),
@@ -161,13 +162,11 @@ def draw_request(
 
     line = Line(cells, palette.blank)
     line.add(glyphs.cursor if marked else " ", palette.accent)
-    line.add(str(request.request)[-columns.number :].rjust(columns.number), hue)
-    if columns.name:
-        line.gap().add(fit(request.name, columns.name, ascii_only=glyphs.ascii), quiet)
+    line.add(view.names.fitted(request.request, columns.name, ascii_only=glyphs.ascii), hue)
     line.gap().add(glyph_of(mark, glyphs), hue)
     line.gap().add(word_of(request).ljust(columns.state - 2), word_style)
     numbers = " " + _progress(request.num_computed, request.num_tokens, columns.computed) if columns.computed else ""
-    note = _note(request)
+    note = _note(view, request)
     if note:
         line.add(numbers, text).gap(2)
         line.add(fit(note, line.room, ascii_only=glyphs.ascii), alert if request.waiting_for or ended else quiet)
@@ -191,11 +190,13 @@ def draw_request(
     return line.strip(palette.selection if selected else None)
 
 
-def _note(request: RequestState) -> str:
+def _note(view: View, request: RequestState) -> str:
     """Why it waits or how it went wrong; empty for a request that runs or ended well."""
     if request.status in _WAITS:
         decision = request.waiting_for
-        return short(decision).removeprefix(f"{verb(decision.kind)}: ") if decision is not None else "in the queue"
+        if decision is None:
+            return "in the queue"
+        return short(decision, view.names.of).removeprefix(f"{verb(decision.kind)}: ")
     return request.message
 
 
@@ -218,10 +219,12 @@ def _short(value: int, size: int) -> str:
 
 
 def _tail(request: RequestState, cells: int, ascii_only: bool) -> str:
-    """The newest text of a request, output after prompt; costs what is shown."""
+    """The newest text of a request, output after prompt, without tokens that are no text; costs what is shown."""
     pieces: list[str] = []
     size = 0
-    for piece in reversed(request.pieces):
+    for piece in islice(reversed(request.pieces), _MOST_PIECES_PER_CELL * cells):
+        if SPECIAL.fullmatch(piece):
+            continue
         pieces.append(piece[-4 * cells :])
         size += len(piece)
         if size > 2 * cells or len(pieces) > 2 * cells:

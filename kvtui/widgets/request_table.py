@@ -147,7 +147,7 @@ class RequestTable(WheelScrolled, LinePanel):
         self.set_title(f"Requests {glyphs.horizontal} {first}", *others, separator=f" {glyphs.dot} ")
         if not self._order:
             return _empty_state(view)
-        columns = columns_for(width, self._prefer_text, len(str(self._newest)))
+        columns = columns_for(width, self._prefer_text, view.names.longest)
         state, selected = view.state, view.selected_request
         marked_request = self._order[self._marked_place] if self.has_focus else None
         keys: list[Hashable] = [("heading", columns)] if self._header_rows else []
@@ -165,6 +165,7 @@ class RequestTable(WheelScrolled, LinePanel):
                     marked,
                     selected,
                     columns,
+                    view.names.of(request_id),
                     request.status,
                     request.last_phase,
                     request.num_computed,

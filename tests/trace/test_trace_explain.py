@@ -93,3 +93,10 @@ def test_decisions_without_numbers_or_of_unknown_kinds_have_a_bounded_sentence(k
     decision = Decision(kind, 1, reason, {})
     assert 0 < len(short(decision)) < 400
     assert 0 < len(long(decision)) < 400
+
+
+def test_requests_are_called_by_their_names_where_somebody_knows_them():
+    names = {2: "ask-2", 3: "ask-3"}
+    behind = Decision(DecisionKind.WAITS, 3, Reason.BEHIND, {"ahead": 2})
+    assert short(behind, names.__getitem__) == "waits: behind ask-2"
+    assert long(behind, names.__getitem__) == "ask-3 waits: first come, first served, and ask-2 is ahead of it."

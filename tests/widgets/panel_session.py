@@ -15,6 +15,7 @@ from engine.trace.events import StepTrace
 from engine.trace.state import PoolState
 from kvtui.glyphs import UNICODE
 from kvtui.history import History
+from kvtui.names import Names
 from kvtui.palette import load_palettes
 from kvtui.view import BlockSelected, RequestSelected, View
 
@@ -52,6 +53,7 @@ class Session:
         self.header = self.engine.header
         self.state = PoolState(self.header)
         self.history = History(history)
+        self.names = Names()
         self.steps: list[StepTrace] = []
         self._messages: list[object] = []
         self.engine.add_sink(self._messages.append)
@@ -82,6 +84,7 @@ class Session:
         return applied
 
     def view(self, *, selected: int | None = None, glyphs=UNICODE, palette=PALETTE) -> View:
+        self.names.follow(self.state.requests)
         batch = self.state.last_step.batch if self.state.last_step else []
         return View(
             source=self,
@@ -91,6 +94,7 @@ class Session:
             glyphs=glyphs,
             selected_request=selected,
             running=frozenset(member.request for member in batch),
+            names=self.names,
         )
 
 

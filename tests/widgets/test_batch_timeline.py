@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 from panel_session import PALETTE, Session, busy_session, lines, shown
 
@@ -11,7 +13,7 @@ from kvtui.widgets.marks import mark_row
 
 def rows(drawn: list[str]) -> dict[int, str]:
     """The marks drawn for each request."""
-    return {int(line[:5]): line[6:] for line in drawn if line[:5].strip().isdigit()}
+    return {int(m[1]): line[6:] for line in drawn if (m := re.match(r"(?:rag-|#)(\d+) *$", line[:6]))}
 
 
 @pytest.mark.parametrize("glyphs", [UNICODE, ASCII], ids=["unicode", "ascii"])
@@ -31,7 +33,7 @@ async def test_each_request_has_a_row_and_each_step_a_column_with_the_newest_at_
             expected = "".join(glyphs[m] for m in session.history.marks(request, 0, 30))
             assert marks == expected.rjust(74)
         assert set(rows(drawn)) == set(session.state.requests)
-        assert drawn[0].startswith(" step ")
+        assert drawn[0].startswith("  step ")
         assert drawn[0].endswith("29")
         assert drawn[0][80 - 30] == "0"
         everything = "".join(rows(drawn).values())
@@ -55,7 +57,7 @@ async def test_a_row_has_the_hue_of_its_request_and_steps_back_when_another_is_s
     other = next(r for r in session.state.requests if r % 7 != request % 7)
 
     def styles(number: int):
-        y = next(y for y in range(panel.size.height) if panel.render_line(y).text.startswith(str(number).rjust(5)))
+        y = next(y for y in range(panel.size.height) if panel.render_line(y).text.startswith(f"rag-{number}".ljust(6)))
         return {segment.style for segment in panel.render_line(y) if segment.text.strip("· ")}
 
     async with shown(panel, session.view(), 80, 20):

@@ -144,7 +144,7 @@ async def test_facts_that_do_not_fit_go_on_below_and_what_is_cut_says_so() -> No
         words = "".join(session.state.block_text(block)).replace(" ", "␣")
         assert words in "".join(text(panel).replace("tokens", "").split())
     async with shown(Inspector(), session.view(selected=first), 20, 12) as pilot:
-        name = next(line for line in text(pilot.app.panel).splitlines() if "#0" in line)
+        name = next(line for line in text(pilot.app.panel).splitlines() if "a-rather" in line)
         assert name.endswith("…")
 
 

@@ -122,9 +122,9 @@ async def test_a_title_is_shortened_by_whole_parts_and_is_never_markup():
 async def test_large_request_numbers_are_shown_whole(panel_class):
     session = busy_session(3)
     request = session.state.requests.pop(11)
-    request.request = 1_234_567
+    request.request, request.name = 1_234_567, ""
     session.state.requests[1_234_567] = request
     session.run(1)
     panel = panel_class()
     async with shown(panel, session.view(), 98, 22):
-        assert any(" 1234567 " in line for line in lines(panel))
+        assert any("#1234567 " in line for line in lines(panel))

@@ -14,7 +14,7 @@ from kvtui.widgets.request_table import RequestTable
 
 def numbers(drawn: list[str]) -> list[int]:
     """The request numbers of the rows, in order."""
-    return [int(m[1]) for line in drawn if (m := re.match(r"[▸ ] *(\d+) ", line))]
+    return [int(m[1]) for line in drawn if (m := re.match(r"[▸ ](?:rag-|#)(\d+) ", line))]
 
 
 async def test_running_requests_come_in_the_batch_s_order_then_waiting_ones_then_ended_ones():
