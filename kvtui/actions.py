@@ -65,6 +65,13 @@ class Actions(App[None]):
         Binding("enter", "panel(5)", "Inspect", id="app.inspect"),
         Binding("escape", "deselect", "Select nothing", id="app.deselect"),
         Binding("h,j,k", "pick_block", "Pick a block", show=False, id="app.pick-block"),
+        Binding("plus,equals_sign", "grid_zoom(-1)", "Blocks: zoom in", id="app.zoom-in"),
+        Binding("minus", "grid_zoom(1)", "Blocks: zoom out", id="app.zoom-out"),
+        Binding("0", "grid_whole", "Blocks: the whole pool", id="app.whole-pool"),
+        Binding("o", "grid_order", "Blocks: order by address, owner or last use", id="app.order"),
+        Binding("p", "grid_pixels", "Blocks: two pixels a cell, where a cell is many blocks", id="app.pixels"),
+        Binding("n", "next_block(1)", "Next block of the selected request", id="app.next-block"),
+        Binding("N", "next_block(-1)", "Previous block of the selected request", id="app.previous-block"),
         Binding("y", "copy", "Copy what the inspector shows", id="app.copy"),
         Binding("t", "next_theme", "Next theme", id="app.theme"),
         Binding("l", "panel(6)", "Log", id="app.log-letter"),
@@ -86,6 +93,20 @@ class Actions(App[None]):
 
     def select_block(self, block: int | None) -> None:
         """Select a block and its owner."""
+        raise NotImplementedError
+
+    @property
+    def selected_request(self) -> int | None:
+        """The request that is selected."""
+        raise NotImplementedError
+
+    @property
+    def selected_block(self) -> int | None:
+        """The block that is selected."""
+        raise NotImplementedError
+
+    def draw(self) -> None:
+        """Hand the present view to the panels."""
         raise NotImplementedError
 
     def hurry(self) -> None:
@@ -183,6 +204,39 @@ class Actions(App[None]):
         """Select nothing."""
         self.select(None, None)
 
+    def action_grid_zoom(self, by: int) -> None:
+        """Zoom the blocks about the cursor: negative is closer."""
+        self.main.grid.zoom_by(by)
+        self.draw()
+
+    def action_grid_whole(self) -> None:
+        """Show the whole pool."""
+        self.main.grid.show_whole_pool()
+        self.draw()
+
+    def action_grid_order(self) -> None:
+        """Order the blocks in another way."""
+        self._say(f"blocks by {self.main.grid.next_order()}")
+        self.draw()
+
+    def action_grid_pixels(self) -> None:
+        """Draw pixels where a cell stands for many blocks, or glyphs again."""
+        self._say(self.main.grid.toggle_pixels())
+        self.draw()
+
+    def action_next_block(self, by: int) -> None:
+        """Select the next block of the selected request, in the order of its table."""
+        request = self.selected_request
+        if request is None:
+            self._say("select a request first: / finds one by number or name")
+            return
+        blocks = [block for block in self.source.state.table(request) if block >= 0]
+        if not blocks:
+            self._say(f"request {request} holds no block")
+            return
+        at = blocks.index(self.selected_block) if self.selected_block in blocks else (-1 if by > 0 else 0)
+        self.select(request, blocks[(at + by) % len(blocks)])
+
     def action_find(self) -> None:
         """Ask what to find, and select it."""
         from kvtui.screens.find import FindScreen, find
@@ -193,10 +247,11 @@ class Actions(App[None]):
             found = find(self.source.state, query)
             if found.block is not None:
                 self.select_block(found.block)
+                self.main.grid.go_to(found.block)
             elif found.request is not None:
                 self.select(found.request, None)
             else:
-                self._say(f"nothing found for {query!r}")
+                self._say(found.problem or f"nothing found for {query!r}")
 
         self.push_screen(FindScreen(), answer)
 

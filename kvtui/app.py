@@ -267,6 +267,16 @@ class KvtuiApp(Actions):
             self.source.seek(message.step)
             self.hurry()
 
+    @property
+    def selected_request(self) -> int | None:
+        """The request that is selected."""
+        return self._selected_request
+
+    @property
+    def selected_block(self) -> int | None:
+        """The block that is selected."""
+        return self._selected_block
+
     def select(self, request: int | None, block: int | None) -> None:
         """Select a request, a block, both, or nothing; all panels show it at once."""
         self._selected_request, self._selected_block = request, block

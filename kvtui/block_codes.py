@@ -1,6 +1,8 @@
 """What each cell of the block grid looks like, as one number: a glyph, a hue and a few flags.
 
-Numbers are compared and run-length encoded by numpy; nothing here takes Python time in proportion to the pool.
+Numbers are compared and run-length encoded by numpy; nothing here takes Python time in proportion to the pool, and only
+blocks in sight are looked at. Where two pixels are stacked in a cell, its number is the upper one's, and 16 bits up the
+lower one's.
 """
 
 from __future__ import annotations
@@ -10,14 +12,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvtui import block_mix as mix_columns
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from engine.trace.state import PoolState
+    from kvtui.block_layout import BlockLayout
+    from kvtui.block_mix import BlockMix
 
 BLANK, FREE, CACHED = 0, 1, 2
 LEVEL = 3
-"""3 to 10: in use, by eighths of its slots."""
+"""3 to 10: in use, by eighths of its slots; of a cell for many blocks, by how many of them (`level_of_mix`)."""
 NUM_LEVELS = 8
 SHARED = 11
 """11 to 18: two to nine references."""
@@ -35,101 +41,105 @@ FLASH = 1 << 12
 CURSOR = 1 << 13
 SECOND = 1 << 14
 """The second character of a wide cell."""
+MOSTLY_CACHED = 1 << 15
+"""Of a cell for many blocks: at least half of those not in use are cached."""
+
+UNIT_BITS = 16
+UNIT_MASK = (1 << UNIT_BITS) - 1
 
 FLASH_CHANGED, FLASH_EVICTED, FLASH_SWAPPED = 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True)
 class Emphasis:
-    """What stands out in one frame.
+    """What stands out in one frame; cells are counted from the first one in sight.
 
     Attributes:
-        flash: By block, 0 or the FLASH_ kind that it is lit up with.
-        selected_table: Blocks of the selected request, or None where none is selected.
+        flash: By cell, 0 or the FLASH_ kind that it is lit up with; None where nothing is.
+        selected: Cells with blocks of the selected request, or None where none is selected.
         selected_hue: Its place in the cycle.
-        cursor: The selected block, or -1.
+        cursor: The cell of the selected block, or -1 where it is out of sight.
     """
 
-    flash: NDArray[np.uint8]
-    selected_table: NDArray[np.int32] | None = None
+    flash: NDArray[np.uint8] | None = None
+    selected: NDArray[np.int64] | None = None
     selected_hue: int = 0
     cursor: int = -1
 
 
-def block_codes(state: PoolState, num_hues: int, emphasis: Emphasis) -> NDArray[np.uint16]:
-    """One code for each block of the pool."""
+def block_codes(
+    state: PoolState, which: slice | NDArray[np.int64], num_hues: int, emphasis: Emphasis
+) -> NDArray[np.uint16]:
+    """One code for each of some blocks."""
     block_size = state.header.block_size
-    refs = np.asarray(state.refs)
+    refs = state.refs[which]
     used = refs > 0
-    level = np.clip((np.asarray(state.filled) * NUM_LEVELS + block_size - 1) // block_size - 1, 0, NUM_LEVELS - 1)
-    glyph = np.where(used, LEVEL + level, np.where(np.asarray(state.key) != 0, CACHED, FREE))
+    level = np.clip((state.filled[which] * NUM_LEVELS + block_size - 1) // block_size - 1, 0, NUM_LEVELS - 1)
+    glyph = np.where(used, LEVEL + level, np.where(state.key[which] != 0, CACHED, FREE))
     shared = refs > 1
     if shared.any():
         glyph = np.where(shared, np.minimum(SHARED + refs - 2, MANY), glyph)
-    hue = np.where(used, np.asarray(state.owner) % num_hues + 1, 0)
-    return _emphasised(glyph, hue, used, emphasis)
+    hue = np.where(used, state.owner[which] % num_hues + 1, 0)
+    return _emphasised((glyph | (hue << HUE_SHIFT)).astype(np.uint16), used, emphasis)
 
 
-def _emphasised(
-    glyph: NDArray[np.integer], hue: NDArray[np.integer], used: NDArray[np.bool_], emphasis: Emphasis
-) -> NDArray[np.uint16]:
-    flags = np.zeros(len(glyph), dtype=np.uint16)
-    if emphasis.selected_table is not None:
-        table = emphasis.selected_table
-        flags[used] = DIMMED
-        flags[table] = 0
-        hue[table] = emphasis.selected_hue + 1
-    lit = np.flatnonzero(emphasis.flash)
-    if len(lit):
+def level_of_mix(used: NDArray[np.int32], sizes: NDArray[np.int32]) -> NDArray[np.int32]:
+    """0 to 7 for cells with blocks in use: 7 where all of them are, else by sevenths, so that full means full."""
+    level: NDArray[np.int32] = np.where(used >= sizes, NUM_LEVELS - 1, used * (NUM_LEVELS - 1) // np.maximum(sizes, 1))
+    return level
+
+
+def mix_codes(mix: BlockMix, cells: slice | NDArray[np.int64], emphasis: Emphasis) -> NDArray[np.uint16]:
+    """One code for each of some cells that stand for many blocks.
+
+    The level is the part of the cell's blocks in use, the hue that of most of those. A cell without one in use is
+    cached if any of its blocks is. Selection, change and eviction show if any block of the cell has them.
+    """
+    counts, sizes = mix.counts[cells], mix.sizes[cells]
+    free, cached = counts[:, mix_columns.FREE], counts[:, mix_columns.CACHED]
+    used = sizes - free - cached
+    any_used = used > 0
+    glyph = np.where(any_used, LEVEL + level_of_mix(used, sizes), np.where(cached > 0, CACHED, FREE))
+    hue = np.where(any_used, counts[:, mix_columns.HUES :].argmax(axis=1) + 1, 0)
+    mostly_cached = (cached > 0) & (cached >= free)
+    codes = glyph | (hue << HUE_SHIFT) | np.where(mostly_cached, MOSTLY_CACHED, 0)
+    return _emphasised(codes.astype(np.uint16), any_used, emphasis)
+
+
+def _emphasised(codes: NDArray[np.uint16], used: NDArray[np.bool_], emphasis: Emphasis) -> NDArray[np.uint16]:
+    if emphasis.selected is not None:
+        codes[used] |= DIMMED
+        chosen = emphasis.selected
+        codes[chosen] &= np.uint16(UNIT_MASK & ~DIMMED & ~(HUE_MASK << HUE_SHIFT))
+        codes[chosen] |= np.uint16((emphasis.selected_hue + 1) << HUE_SHIFT)
+    if emphasis.flash is not None:
+        lit = np.flatnonzero(emphasis.flash)
         kinds = emphasis.flash[lit]
-        flags[lit] |= FLASH
-        glyph[lit[kinds == FLASH_EVICTED]] = EVICTED
-        glyph[lit[kinds == FLASH_SWAPPED]] = SWAPPED
+        codes[lit] |= FLASH
+        for kind, glyph in ((FLASH_EVICTED, EVICTED), (FLASH_SWAPPED, SWAPPED)):
+            which = lit[kinds == kind]
+            codes[which] = (codes[which] & np.uint16(UNIT_MASK & ~GLYPH_MASK)) | np.uint16(glyph)
     if emphasis.cursor >= 0:
-        flags[emphasis.cursor] |= CURSOR
-    codes: NDArray[np.uint16] = (glyph.astype(np.uint16) | (hue.astype(np.uint16) << HUE_SHIFT) | flags).astype(
-        np.uint16
-    )
+        codes[emphasis.cursor] |= CURSOR
     return codes
 
 
-def cell_codes(state: PoolState, blocks: int, num_hues: int, emphasis: Emphasis) -> NDArray[np.uint16]:
-    """One code for each cell that stands for so many blocks.
+def char_codes(units: NDArray[np.uint16], num_rows: int, layout: BlockLayout) -> NDArray[np.uint32]:
+    """One code for each character of some rows, from one for each cell or pixel.
 
-    The level is the part of the cell's blocks in use; its hue that of the first one in use. A cell without one is
-    cached if any of its blocks is. Selection, change and eviction show if any block of the cell has them.
+    Returns:
+        uint32[num_rows, characters of a row after the gutter].
     """
-    if blocks == 1:
-        return block_codes(state, num_hues, emphasis)
-    num_blocks = len(state.refs)
-    used = _padded(np.asarray(state.refs) > 0, blocks)
-    num_used = used.sum(axis=1)
-    num_real = np.full(len(used), blocks)
-    num_real[-1] = num_blocks - blocks * (len(used) - 1)
-    any_cached = _padded(np.asarray(state.key) != 0, blocks).any(axis=1)
-    level = np.clip((num_used * NUM_LEVELS + num_real - 1) // num_real - 1, 0, NUM_LEVELS - 1)
-    glyph = np.where(num_used > 0, LEVEL + level, np.where(any_cached, CACHED, FREE))
-    first_used = np.minimum(np.arange(len(used)) * blocks + used.argmax(axis=1), num_blocks - 1)
-    hue = np.where(num_used > 0, np.asarray(state.owner)[first_used] % num_hues + 1, 0)
-    flash = np.zeros(len(used), dtype=np.uint8)
-    np.maximum.at(flash, np.flatnonzero(emphasis.flash) // blocks, emphasis.flash[np.flatnonzero(emphasis.flash)])
-    table = emphasis.selected_table
-    return _emphasised(
-        glyph,
-        hue,
-        num_used > 0,
-        Emphasis(
-            flash=flash,
-            selected_table=None if table is None else table // blocks,
-            selected_hue=emphasis.selected_hue,
-            cursor=emphasis.cursor // blocks if emphasis.cursor >= 0 else -1,
-        ),
-    )
-
-
-def _padded(flags: NDArray[np.bool_], blocks: int) -> NDArray[np.bool_]:
-    """Flags by block as rows of so many; the last row is filled up with False."""
-    missing = -len(flags) % blocks
-    if missing:
-        flags = np.concatenate([flags, np.zeros(missing, dtype=np.bool_)])
-    return flags.reshape(-1, blocks)
+    stacked, columns = layout.level.stacked, layout.columns
+    padded = np.zeros(num_rows * layout.units_per_row, dtype=np.uint32)
+    padded[: len(units)] = units
+    rows = padded.reshape(num_rows, stacked, columns)
+    cells = rows[:, 0] if stacked == 1 else rows[:, 0] | (rows[:, 1] << np.uint32(UNIT_BITS))
+    of_char = layout.cell_of_char
+    if len(of_char) == columns:
+        return cells
+    chars = cells[:, of_char]
+    chars[:, of_char < 0] = BLANK
+    if layout.level.cell > 2:
+        chars[:, layout.is_second_char] |= np.uint32(SECOND)
+    return chars

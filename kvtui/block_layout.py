@@ -1,7 +1,8 @@
 """Where each block of the pool is drawn: cells, groups, rows and their addresses.
 
-A level says how wide a cell is, how far rows are apart, and how many blocks a cell stands for. The roomiest level at
-which the whole pool is visible is the one to start from; zooming moves along the levels.
+A level says how wide a cell is, how far rows are apart, and how many blocks a cell (or one of two pixels stacked in it)
+stands for. The roomiest level at which the whole pool is visible is the one to start from; zooming moves along the
+levels. Blocks are counted here by their place in the grid's order, which is the address unless another was chosen.
 """
 
 from __future__ import annotations
@@ -28,20 +29,37 @@ class Level:
     Attributes:
         cell: Characters a cell takes; the last one stays blank where there are more than one.
         pitch: Lines from one row to the next.
-        blocks: Blocks a cell stands for.
+        blocks: Blocks that a unit stands for: a cell, or a pixel where pixels are stacked.
+        stacked: Units above each other in one cell: 1, or 2 where half blocks are drawn as pixels.
     """
 
     cell: int
     pitch: int
     blocks: int
+    stacked: int = 1
+
+    @property
+    def blocks_per_cell(self) -> int:
+        """Blocks that a cell stands for, all its pixels together."""
+        return self.blocks * self.stacked
+
+    @property
+    def grouped(self) -> bool:
+        """Whether gaps help to count: only where one cell is one block."""
+        return self.blocks_per_cell == 1
 
 
-def levels_for(num_blocks: int) -> list[Level]:
-    """All levels that make sense for a pool, from the roomiest to one cell for the whole pool."""
+def levels_for(num_blocks: int, pixels: bool = False) -> list[Level]:
+    """All levels that make sense for a pool, from the roomiest to one cell for the whole pool.
+
+    Args:
+        num_blocks: Of the pool.
+        pixels: Draw those at which a cell stands for several blocks as pixels, two in a cell, each for half of them.
+    """
     levels = [Level(3, 2, 1), Level(3, 1, 1), Level(2, 1, 1), Level(1, 1, 1)]
     blocks = 2
     while blocks < num_blocks * 2:
-        levels.append(Level(1, 1, blocks))
+        levels.append(Level(1, 1, blocks // 2, 2) if pixels else Level(1, 1, blocks))
         blocks *= 2
     return levels
 
@@ -62,19 +80,31 @@ class BlockLayout:
     gutter: int
 
     @property
-    def num_cells(self) -> int:
-        """Cells that stand for at least one block."""
+    def num_units(self) -> int:
+        """Cells, or pixels, that stand for at least one block."""
         return -(-self.num_blocks // self.level.blocks)
+
+    @property
+    def units_per_row(self) -> int:
+        """Cells, or pixels, of one line."""
+        return self.columns * self.level.stacked
 
     @property
     def num_rows(self) -> int:
         """Rows of cells."""
-        return -(-self.num_cells // self.columns)
+        return -(-self.num_units // self.units_per_row)
 
     @property
     def num_lines(self) -> int:
         """Lines of text, blank ones between rows included."""
         return (self.num_rows - 1) * self.level.pitch + 1
+
+    def rows_between(self, first_line: int, num_lines: int) -> tuple[int, int]:
+        """The rows drawn on some lines: the first one, and the one after the last."""
+        pitch = self.level.pitch
+        start = min(max(0, -(-first_line // pitch)), self.num_rows)
+        stop = min(max(0, -(-(first_line + num_lines) // pitch)), self.num_rows)
+        return start, max(start, stop)
 
     def row_of_line(self, line: int) -> int | None:
         """The row drawn on a line, if any."""
@@ -83,7 +113,7 @@ class BlockLayout:
 
     def line_of_block(self, block: int) -> int:
         """The line that a block is drawn on."""
-        return block // (self.columns * self.level.blocks) * self.level.pitch
+        return block // (self.units_per_row * self.level.blocks) * self.level.pitch
 
     def block_at(self, x: int, line: int) -> int | None:
         """The first block of the cell at a place, if there is one."""
@@ -94,15 +124,15 @@ class BlockLayout:
         column = int(self.cell_of_char[x])
         if column < 0:
             return None
-        cell = row * self.columns + column
-        return cell * self.level.blocks if cell < self.num_cells else None
+        unit = row * self.units_per_row + column
+        return unit * self.level.blocks if unit < self.num_units else None
 
     @cached_property
     def cell_of_char(self) -> NDArray[np.int32]:
         """For each character of a row after the gutter, the column of its cell, or -1 in a gap."""
         chars: list[int] = []
         for column in range(self.columns):
-            if column and column % GROUP == 0 and self.level.blocks == 1:
+            if column and column % GROUP == 0 and self.level.grouped:
                 chars.append(-1)
             chars.extend([column] * max(1, self.level.cell - 1))
             if self.level.cell > 1:
@@ -122,7 +152,7 @@ class BlockLayout:
 
 def _columns_at(level: Level, room: int) -> int:
     """Cells that fit beside each other: whole groups where one fits."""
-    if level.blocks > 1:
+    if not level.grouped:
         return max(1, room)
     group = GROUP * level.cell + 1
     groups = (room + (2 if level.cell > 1 else 1)) // group
@@ -140,9 +170,9 @@ def lay_out(num_blocks: int, level: Level, width: int, height: int) -> BlockLayo
     return round_layout if round_layout.num_lines <= height or full.num_lines > height else full
 
 
-def fitting_level(num_blocks: int, width: int, height: int) -> int:
+def fitting_level(num_blocks: int, width: int, height: int, pixels: bool = False) -> int:
     """Index (in `levels_for`) of the roomiest level at which the whole pool is visible."""
-    levels = levels_for(num_blocks)
+    levels = levels_for(num_blocks, pixels)
     for index, level in enumerate(levels):
         layout = lay_out(num_blocks, level, width, height)
         if layout.num_lines <= height and layout.gutter + len(layout.cell_of_char) <= width:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from textual.geometry import Region
+from textual.geometry import Offset, Region
 
 from kvtui.view import Panel
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from textual.app import App
     from textual.content import Content
     from textual.strip import Strip
@@ -34,11 +36,40 @@ class Painter:
         self._app = app
         self._open = False
         self._lines: dict[Widget, set[int]] = {}
+        self._written: list[str] = []
 
     def begin(self, allowed: bool) -> None:
         """Start a frame; `allowed` says whether nothing lies over the dashboard."""
         self._open = allowed
         self._lines.clear()
+        self._written.clear()
+
+    def place_of(self, panel: Panel) -> Offset | None:
+        """Where on the terminal a panel's content begins; None where what changes in it has to go the long way."""
+        place = self._place(panel) if self._open else None
+        if place is None:
+            return None
+        return place.offset + Offset(panel.gutter.left, panel.gutter.top)
+
+    def write(self, panel: Panel, lines: Iterable[int], text: str) -> None:
+        """Write text that goes to its places by itself.
+
+        Args:
+            panel: Whose lines these are; `place_of` has just said where.
+            lines: That change, counted from the top of the panel's content.
+            text: For the terminal.
+        """
+        top = panel.gutter.top
+        panel._styles_cache.set_dirty(*(Region(0, top + y, 1, 1) for y in lines))
+        self._written.append(text)
+
+    def _place(self, widget: Widget) -> Region | None:
+        """Where a widget is, if all of it can be seen and has the size that it thinks it has."""
+        place = self._app.screen._compositor.visible_widgets.get(widget)
+        if place is None:
+            return None
+        region, clip = place
+        return region if clip.contains_region(region) and region.size == widget.outer_size else None
 
     def take(self, widget: Widget, y: int, count: int = 1) -> bool:
         """Note lines of a widget as dirty, y counted from its top border; False where they have to go the long way."""
@@ -53,18 +84,10 @@ class Painter:
     def flush(self) -> None:
         """Write what was noted."""
         self._open = False
-        if not self._lines:
-            return
-        screen = self._app.screen
-        visible = screen._compositor.visible_widgets
-        out: list[str] = []
+        out, self._written = self._written, []
         for widget, lines in self._lines.items():
-            place = visible.get(widget)
-            if place is None:
-                widget.refresh()
-                continue
-            region, clip = place
-            if not clip.contains_region(region) or region.size != widget.outer_size:
+            region = self._place(widget)
+            if region is None:
                 widget.refresh()
                 continue
             for y in sorted(lines):

@@ -44,6 +44,7 @@ _HEX = re.compile(r"#[0-9a-fA-F]{6}")
 _ANSI = re.compile(r"default|(bright_)?(black|red|green|yellow|blue|magenta|cyan|white)")
 _DIM_FRACTION = 0.72
 _LIT_FRACTION = 0.6
+_TINT_FRACTION = 0.3
 
 
 class ThemeError(ValueError):
@@ -161,6 +162,25 @@ class Palette:
                 turned = Style(color=self._color("background"), bgcolor=style.color, bold=True)
             badge = self._cache[key] = style + turned
         return badge
+
+    def shade(self, style: Style, part: float) -> Style:
+        """A style's colour mixed with the background's: 1 is the colour itself, 0 the background."""
+        key = ("shade", style, part)
+        shaded = self._cache.get(key)
+        if shaded is None:
+            ground = self._color("background").triplet
+            color = style.color.triplet if style.color is not None else None
+            shaded = style
+            if color is not None and ground is not None and not self.mono:
+                shaded = style + Style(color=Color.from_triplet(_blend(color, ground, 1 - part)))
+            self._cache[key] = shaded
+        return shaded
+
+    def over_cached(self, style: Style) -> Style:
+        """A style on a ground tinted like cached blocks; as it is where the theme has no colours to mix."""
+        if self.mono or self.ansi:
+            return style
+        return style + Style(bgcolor=self.shade(self.cached, _TINT_FRACTION).color)
 
     @cached_property
     def cursor(self) -> Style:

@@ -107,6 +107,11 @@ class BlockFold:
         self._m_touched = self.touched.data
         self._m_free_order = self.free_order.data
 
+    @property
+    def shared(self) -> int:
+        """Blocks with several references."""
+        return len(self._holders)
+
     def _violate(self, name: str, block: int, message: str) -> None:
         self.num_violations += 1
         if len(self.violations) < MAX_VIOLATIONS:

@@ -75,6 +75,7 @@ class PoolState(BlockFold):
         counters: As the last step told them.
         last_step: The last step applied.
         used: Blocks with references.
+        shared: Those of them with several.
         cached: Blocks without references whose content can still be found.
         free: Blocks without either.
         violations: What contradicted the state, the earliest 64.

@@ -29,7 +29,7 @@ from kvtui.glyphs import choose_glyphs
 from kvtui.history import History
 from kvtui.palette import load_palettes
 from kvtui.view import Panel, View
-from kvtui.widgets.block_grid import BlockGrid
+from kvtui.widgets.block_moves import MovableGrid as BlockGrid
 from kvtui.widgets.request_table import RequestTable
 
 if TYPE_CHECKING:

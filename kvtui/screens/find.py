@@ -16,15 +16,16 @@ if TYPE_CHECKING:
 
     from engine.trace.state import PoolState
 
-_BLOCK = re.compile(r"b(?:lock)?\s*(\d{1,9})", re.IGNORECASE)
+_BLOCK = re.compile(r"b(?:lock)?\s*(\d[\d,_]{0,12})", re.IGNORECASE)
 _REQUEST = re.compile(r"(?:#|r(?:equest)?\s*)(\d{1,9})", re.IGNORECASE)
 
 
 class Found(NamedTuple):
-    """What was found; both None where nothing was."""
+    """What was found; both None where nothing was, and why, where that can be said."""
 
     request: int | None = None
     block: int | None = None
+    problem: str | None = None
 
 
 def find(state: PoolState, query: str) -> Found:
@@ -35,8 +36,10 @@ def find(state: PoolState, query: str) -> Found:
     query = query.strip()
     block = _BLOCK.fullmatch(query)
     if block is not None:
-        number = int(block[1])
-        return Found(block=number) if number < state.header.num_blocks else Found()
+        number, num_blocks = int(re.sub("[,_]", "", block[1])), state.header.num_blocks
+        if number < num_blocks:
+            return Found(block=number)
+        return Found(problem=f"there is no block {number:,}: the pool has {num_blocks:,}, from 0 to {num_blocks - 1:,}")
     request = _REQUEST.fullmatch(query)
     number = int(request[1]) if request is not None else int(query) if query.isdecimal() and len(query) < 10 else -1
     if number in state.requests:

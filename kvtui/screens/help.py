@@ -34,7 +34,12 @@ KEYS = (
     ("tab 1-6", "go to a panel: blocks, requests, free pool, batch, text, log"),
     ("h j k l", "move the cursor over the blocks; a click does the same"),
     ("up down", "move within the panel that has the focus"),
-    ("+ -", "zoom the blocks in and out"),
+    ("+ -", "zoom the blocks in and out about the cursor; ctrl and the wheel do so about the pointer"),
+    ("J K", "pan; so do page up, page down, the wheel, and a click on the map of the pool"),
+    ("0", "the whole pool again"),
+    ("o", "order the blocks by address, owner or last use"),
+    ("p", "two pixels a cell, where a cell stands for many blocks; again: one glyph"),
+    ("n N", "the next and the previous block of the selected request"),
     ("enter", "inspect: read the whole text of what is selected"),
     ("esc", "select nothing; the inspector follows a running request again"),
     ("/", "find a request by number, name or text, or a block: b44"),
@@ -69,6 +74,12 @@ def help_text(palette: Palette, glyphs: Glyphs, block_size: int) -> Text:
         (glyphs.evicted, palette.warning, "its cached content was just evicted"),
         (glyphs.swapped, palette.warning, "just swapped out to, or in from, the CPU"),
         (glyphs.marked, palette.cursor, "the selected block"),
+        (
+            glyphs.levels[3],
+            palette.over_cached(palette.hue(0)),
+            "zoomed out: the share in use and who has most of it;",
+        ),
+        ("", palette.text, "tinted where most of the rest is cached"),
     ):
         text.append("  ")
         text.append(glyph, style)

@@ -11,16 +11,17 @@ from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import Static
 
+from kvtui.block_order import ADDRESS
 from kvtui.paint import show_title
 from kvtui.terminal import MIN_HEIGHT, MIN_WIDTH, WIDE
 from kvtui.view import Panel
 from kvtui.widgets.batch_timeline import BatchTimeline
-from kvtui.widgets.block_grid import BlockGrid
+from kvtui.widgets.block_moves import MovableGrid
 from kvtui.widgets.footer_bar import FooterBar
 from kvtui.widgets.free_pool import FreePool
 from kvtui.widgets.header_bar import HeaderBar
 from kvtui.widgets.inspector import Inspector
-from kvtui.widgets.legend import Legend
+from kvtui.widgets.legend import Legend, Scale
 from kvtui.widgets.log_panel import LogPanel
 from kvtui.widgets.request_table import RequestTable
 from kvtui.widgets.tab_bar import TABS, TabBar
@@ -111,7 +112,7 @@ class MainScreen(Screen[None]):
         super().__init__()
         self.header = HeaderBar(id="header")
         self.tabs = TabBar()
-        self.grid = BlockGrid()
+        self.grid = MovableGrid()
         self.legend = Legend()
         self.inspector = Inspector()
         self.log_panel = LogPanel(id="log", classes="framed")
@@ -229,11 +230,12 @@ class MainScreen(Screen[None]):
         counts = f" {dot} ".join(
             (f"{state.used:,} used", f"{state.cached:,} cached", f"{state.free:,} free of {state.header.num_blocks:,}")
         )
-        title = f"Physical blocks {view.glyphs.horizontal} {counts}"
+        order = "" if self.grid.order == ADDRESS else f" by {self.grid.order}"
+        title = f"Physical blocks{order} {view.glyphs.horizontal} {counts}"
         if title != self._title:
             self._title = title
             show_title(frame, Content(title))
-        self.legend.blocks_per_cell = self.grid.blocks_per_cell
+        self.legend.scale = Scale(self.grid.blocks_per_cell, self.grid.pixels_per_cell, self.grid.roomy)
         self.header.url = view.listen_url
         if self.transport.display == view.source.live:
             self.transport.display = not view.source.live

@@ -1,65 +1,70 @@
-"""The physical blocks: one cell a block, its hue the owner, its glyph the state.
+"""The physical blocks: one cell a block, its hue the owner, its glyph the state; or one cell for many, and their mix.
 
-Drawing follows Textual's Line API: codes of the whole pool are computed with numpy, rows whose codes differ from the
-last drawn ones are refreshed, and a row's runs of equal codes become segments that are kept for the next time.
+Drawing follows Textual's Line API. What is in sight becomes numbers, computed with numpy, and what differs from the
+numbers drawn last is written to the terminal; a pool's size plays no part in it. `kvtui.block_layout` says where blocks
+are drawn, `block_order` in which order, `block_codes` and `block_look` what they look like.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from typing import TYPE_CHECKING, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from rich.segment import Segment
-from textual.binding import Binding
 from textual.geometry import Size
 from textual.strip import Strip
 
-from engine.trace.events import Op
 from kvtui import block_codes as bc
+from kvtui.block_flash import Flash, changes_of
 from kvtui.block_layout import BlockLayout, fitting_level, lay_out, levels_for
-from kvtui.view import BlockSelected, Panel, View
+from kvtui.block_look import BlockLook, supports_pixels
+from kvtui.block_mix import BlockMix
+from kvtui.block_order import ADDRESS, OWNER, OrderKeeper
+from kvtui.ready_strip import Ink, ReadyStrip, segments_of
+from kvtui.view import Panel, View
+from kvtui.widgets.minimap import Minimap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
     from textual import events
-    from textual.binding import BindingType
 
     from engine.trace.events import StepTrace
+    from kvtui.paint import Painter
 
-FLASH_SECONDS = 0.45
-"""How long a change stays lit while the session runs; while it is paused, it stays lit."""
+_LINES_FOR_A_MINIMAP = 4
+_MOST_CELLS_COUNTED = 1 << 16
+"""Up to so many cells are counted all; of more, those in sight."""
 
-_STEPS_WORTH_A_FLASH = 32
-_MOST_CACHED_SEGMENTS = 20_000
 
-_FLASH_OF_OP = {
-    Op.ALLOCATE: bc.FLASH_CHANGED,
-    Op.SHARE: bc.FLASH_CHANGED,
-    Op.RELEASE: bc.FLASH_CHANGED,
-    Op.EVICT: bc.FLASH_EVICTED,
-    Op.SWAP_OUT: bc.FLASH_SWAPPED,
-}
+class _Window(NamedTuple):
+    """The part of the grid in sight: its layout, the line at the top, the first row, and the one after the last."""
+
+    layout: BlockLayout
+    top: int
+    first: int
+    stop: int
+
+    @property
+    def units(self) -> tuple[int, int]:
+        """The cells (or pixels) in sight."""
+        per_row = self.layout.units_per_row
+        return self.first * per_row, min(self.stop * per_row, self.layout.num_units)
+
+    @property
+    def lines(self) -> NDArray[np.int64]:
+        """By row in sight, its line counted from the top."""
+        return np.arange(self.first, self.stop) * self.layout.level.pitch - self.top
 
 
 class BlockGrid(Panel):
-    """Every block of the pool, at a scale at which all of them are visible.
+    """Every block of the pool, at a scale of the user's choice: what is drawn.
 
-    Keys: `h` `j` `k` `l` and the arrows up and down move the cursor, `+` and `-` zoom. A click selects.
+    `kvtui.widgets.block_moves.MovableGrid` adds the keys and the mouse.
     """
-
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("h", "move(-1, 0)", "block to the left", show=False, id="grid.left"),
-        Binding("l", "move(1, 0)", "block to the right", show=False, id="grid.right"),
-        Binding("k,up", "move(0, -1)", "block above", show=False, id="grid.up"),
-        Binding("j,down", "move(0, 1)", "block below", show=False, id="grid.down"),
-        Binding("plus,equals_sign", "zoom(-1)", "zoom in", show=False, id="grid.zoom-in"),
-        Binding("minus", "zoom(1)", "zoom out", show=False, id="grid.zoom-out"),
-        Binding("escape", "deselect", "select nothing", show=False, id="grid.deselect"),
-    ]
 
     DEFAULT_CSS = """
     BlockGrid { scrollbar-size-vertical: 1; overflow-x: hidden; }
@@ -70,238 +75,363 @@ class BlockGrid(Panel):
         self._clock = clock
         self._layout_now: BlockLayout | None = None
         self._zoom = 0
+        self._pixels = False
         self._cursor: int | None = None
-        self._codes: NDArray[np.uint16] = np.zeros((0, 0), dtype=np.uint16)
-        self._segments: dict[tuple[int, int], Segment] = {}
-        self._flash: NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
-        self._flashes: deque[tuple[float, NDArray[np.int64]]] = deque()
-        self._flash_expiry: NDArray[np.float64] = np.zeros(0)
+        self._order = OrderKeeper(clock)
+        self._flash = Flash(0)
+        self._mix: BlockMix | None = None
+        self._minimap = Minimap()
+        self._mapped = False
+        self._window: _Window | None = None
+        self._units: NDArray[np.uint16] = np.zeros(0, dtype=np.uint16)
+        self._chars: NDArray[np.uint32] = np.zeros((0, 0), dtype=np.uint32)
+        self._addresses: list[tuple[str, bool]] = []
+        self._look_now: BlockLook | None = None
+        self._ink: Ink | None = None
 
     @property
     def blocks_per_cell(self) -> int:
         """How many blocks a cell stands for at the present zoom."""
-        return self._layout_now.level.blocks if self._layout_now is not None else 1
+        return self._layout_now.level.blocks_per_cell if self._layout_now is not None else 1
+
+    @property
+    def pixels_per_cell(self) -> int:
+        """2 where a cell is two pixels, each for half of its blocks; else 1."""
+        return self._layout_now.level.stacked if self._layout_now is not None else 1
+
+    @property
+    def roomy(self) -> bool:
+        """Whether cells stand apart."""
+        return self._layout_now is not None and self._layout_now.level.cell > 1
+
+    @property
+    def order(self) -> str:
+        """The order in use, one of `kvtui.block_order.ORDERS`."""
+        return self._order.order
 
     @property
     def flashing(self) -> bool:
-        """Whether something is lit up that will have to be put out."""
-        return bool(self._flashes)
+        """Whether something is due without anything happening: a light to put out, an order to bring up to date."""
+        return bool(self._flash) or (self.view is not None and self._order.stale(self.view.state))
+
+    # -- taking views ------------------------------------------------------------------------------------------------
 
     def update_view(self, view: View, steps: Sequence[StepTrace], reset: bool) -> None:
         """Take a new view; see `Panel`."""
         old, self.view = self.view, view
         self._cursor = view.selected_block
-        num_blocks = view.state.header.num_blocks
-        if reset or old is None or len(self._flash) != num_blocks:
-            self._flash = np.zeros(num_blocks, dtype=np.uint8)
-            self._flash_expiry = np.zeros(num_blocks)
-            self._flashes.clear()
-            self._segments.clear()
-            self._lay_out()
+        state, paused = view.state, view.source.paused
+        num_blocks = state.header.num_blocks
+        anew = reset or old is None or len(self._flash.kinds) != num_blocks
+        if anew:
+            self._flash = Flash(num_blocks)
+            self._look_now = None
         now = self._clock()
-        if steps and view.source.paused:
-            self._put_out(float("inf"))
+        changed, kinds = changes_of(steps, num_blocks)
+        dirty = [changed]
+        if steps and paused:
+            dirty.append(self._flash.put_out(float("inf")))
         if not reset or len(steps) == 1:
-            self._light_up(steps, now)
-        if not view.source.paused:
-            self._put_out(now)
-        self._recode()
-        if old is not None and view.selected_block is not None and view.selected_block != old.selected_block:
-            self._reveal(view.selected_block)
+            dirty.append(self._flash.light_up(changed, kinds, now))
+        if not paused:
+            dirty.append(self._flash.put_out(now))
+        if self._order.keep(state, at_once=paused, jumped=anew) or anew:
+            self._forget_counts()
+        elif len(changed):
+            if self._mix is not None:
+                self._mix.update(state, changed)
+            self._minimap.take(state, changed)
+        if anew:
+            self._lay_out()
+        if old is not None:
+            self._follow_selection(old, view)
+        alike = old is not None and (old.selected_block, old.selected_request) == (
+            view.selected_block,
+            view.selected_request,
+        )
+        self._recode(np.concatenate(dirty) if steps and alike and not anew else None)
 
-    def _light_up(self, steps: Sequence[StepTrace], now: float) -> None:
-        """Mark the blocks that the last steps changed."""
-        kinds: dict[int, int] = {}
-        flash_of_op = _FLASH_OF_OP
-        for step in steps[-_STEPS_WORTH_A_FLASH:]:
-            for op, a, b, _ in step.ops:
-                kind = flash_of_op.get(op)  # type: ignore[call-overload]
-                if kind is not None:
-                    if kind > kinds.get(a, 0):
-                        kinds[a] = kind
-                elif op == Op.COPY or op == Op.SWAP_IN:
-                    kinds[b] = bc.FLASH_CHANGED if op == Op.COPY else bc.FLASH_SWAPPED
-        if kinds:
-            blocks = np.fromiter(kinds.keys(), dtype=np.int64, count=len(kinds))
-            inside = (blocks >= 0) & (blocks < len(self._flash))
-            self._flash[blocks[inside]] = np.fromiter(kinds.values(), dtype=np.uint8, count=len(kinds))[inside]
-            self._flash_expiry[blocks[inside]] = now + FLASH_SECONDS
-            self._flashes.append((now + FLASH_SECONDS, blocks[inside]))
+    def _follow_selection(self, old: View, view: View) -> None:
+        """Bring into sight what was just selected elsewhere."""
+        if view.selected_block is not None and view.selected_block != old.selected_block:
+            self.reveal(view.selected_block)
+        elif view.selected_request is not None and view.selected_request != old.selected_request:
+            blocks = [block for block in view.state.table(view.selected_request) if block >= 0]
+            if blocks and not any(self._in_sight(block) for block in blocks[:4096]):
+                self.reveal(blocks[0])
 
-    def _put_out(self, now: float) -> None:
-        while self._flashes and self._flashes[0][0] <= now:
-            _, blocks = self._flashes.popleft()
-            self._flash[blocks[self._flash_expiry[blocks] <= now]] = 0
+    def _forget_counts(self) -> None:
+        self._mix = None
+        self._minimap.forget()
+        self._window = None
+
+    # -- layout ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _room(self) -> Size:
+        """Cells for the grid, a scrollbar's included."""
+        if not self.is_attached:
+            return self.size
+        size = self.scrollable_content_region.size
+        return Size(size.width + self.scrollbar_size_vertical, size.height)
 
     def _lay_out(self) -> None:
         if self.view is None:
             return
-        width, height = self.scrollable_content_region.size if self.is_attached else self.size
+        width, height = (max(1, cells) for cells in self._room)
         num_blocks = self.view.state.header.num_blocks
-        levels = levels_for(num_blocks)
-        fitting = fitting_level(num_blocks, max(1, width), max(1, height))
+        pixels = self._pixels and supports_pixels(self.view.palette, self.view.glyphs)
+        levels = levels_for(num_blocks, pixels)
+        fitting = fitting_level(num_blocks, width, height, pixels)
         self._zoom = max(-fitting, min(self._zoom, len(levels) - 1 - fitting))
         level = levels[fitting + self._zoom]
-        self._layout_now = lay_out(num_blocks, level, max(1, width), max(1, height))
-        if self._layout_now.num_lines > height and not self.show_vertical_scrollbar:
-            width -= self.styles.scrollbar_size_vertical
-            self._layout_now = lay_out(num_blocks, level, max(1, width), max(1, height))
-        self._codes = np.zeros((0, 0), dtype=np.uint16)
-        self.virtual_size = Size(width, self._layout_now.num_lines)
+        layout = lay_out(num_blocks, level, width, height)
+        taller = layout.num_lines > height
+        if taller:
+            width = max(1, width - self.styles.scrollbar_size_vertical)
+            layout = lay_out(num_blocks, level, width, height)
+        self._mapped = taller and height >= _LINES_FOR_A_MINIMAP
+        if layout != self._layout_now:
+            self._layout_now = layout
+            self._look_now = None
+            self._mix = None
+        if not self._mapped:
+            self._minimap.forget()
+        self._window = None
+        self.virtual_size = Size(width, layout.num_lines + self._mapped)
 
-    def _recode(self) -> None:
-        """Compute what every cell looks like and refresh the rows that look different."""
-        view, layout = self.view, self._layout_now
-        if view is None or layout is None:
-            return
-        state, selected = view.state, view.selected_request
-        table: NDArray[np.int32] | None = None
-        if selected is not None:
-            known = state.requests.get(selected)
-            table = np.array([b for b in known.table if b >= 0] if known is not None else [], dtype=np.int32)
-        num_hues = len(view.palette.hues)
-        emphasis = bc.Emphasis(
-            flash=self._flash,
-            selected_table=table,
-            selected_hue=(selected or 0) % num_hues,
-            cursor=-1 if view.selected_block is None else view.selected_block,
-        )
-        flat = bc.cell_codes(state, layout.level.blocks, num_hues, emphasis)
-        cells = np.zeros(layout.num_rows * layout.columns, dtype=np.uint16)
-        cells[: len(flat)] = flat
-        codes = cells.reshape(layout.num_rows, layout.columns)
-        old, self._codes = self._codes, codes
-        if old.shape != codes.shape:
-            self.refresh()
-            return
-        for row in np.flatnonzero((old != codes).any(axis=1)).tolist():
-            self.refresh_lines(row * layout.level.pitch)
+    @property
+    def _num_lines(self) -> int:
+        """Lines of the panel that show blocks."""
+        return max(0, self.scrollable_content_region.height - self._mapped)
 
-    def render_line(self, y: int) -> Strip:
-        """One line, in the panel's coordinates."""
-        view, layout = self.view, self._layout_now
-        width = self.scrollable_content_region.width
-        if view is None or layout is None:
-            return Strip.blank(width)
-        row = layout.row_of_line(y + self.scroll_offset.y)
-        if row is None or row >= len(self._codes):
-            return Strip.blank(width, view.palette.blank)
-        segments = [self._address(row)] if layout.gutter else []
-        segments.extend(self._row_segments(self._codes[row]))
-        used = layout.gutter + len(layout.cell_of_char)
-        if used < width:
-            segments.append(Segment(" " * (width - used), view.palette.blank))
-        strip = Strip(segments, max(used, width))
-        return strip.crop(0, width) if used > width else strip
+    def _in_sight(self, block: int) -> bool:
+        if self._layout_now is None:
+            return False
+        line = self._layout_now.line_of_block(self._order.place(block)) - self.scroll_offset.y
+        return 0 <= line < self._num_lines
 
-    def _address(self, row: int) -> Segment:
-        assert self.view is not None
-        assert self._layout_now is not None
-        layout, palette = self._layout_now, self.view.palette
-        first = row * layout.columns * layout.level.blocks
-        cursor = self.view.selected_block
-        here = cursor is not None and first <= cursor < first + layout.columns * layout.level.blocks
-        return Segment(f"{first:>{layout.gutter - 1}} ", palette.accent if here else palette.faint)
-
-    def _row_segments(self, codes: NDArray[np.uint16]) -> list[Segment]:
-        """A row as segments: one for each run of equal codes."""
-        assert self._layout_now is not None
-        cells = self._layout_now.cell_of_char
-        chars = np.where(cells >= 0, codes[cells], 0)
-        chars[self._layout_now.is_second_char] |= bc.SECOND
-        starts = np.concatenate(([0], np.flatnonzero(chars[1:] != chars[:-1]) + 1))
-        runs = np.diff(starts, append=len(chars))
-        cache = self._segments
-        if len(cache) > _MOST_CACHED_SEGMENTS:
-            cache.clear()
-        segments = []
-        for key in zip(chars[starts].tolist(), runs.tolist(), strict=True):
-            segment = cache.get(key)
-            if segment is None:
-                segment = cache[key] = self._make_segment(*key)
-            segments.append(segment)
-        return segments
-
-    def _make_segment(self, code: int, run: int) -> Segment:
-        assert self.view is not None
-        palette, glyphs = self.view.palette, self.view.glyphs
-        glyph = code & bc.GLYPH_MASK
-        if glyph == bc.BLANK:
-            return Segment(" " * run, palette.blank)
-        second = bool(code & bc.SECOND)
-        hue = (code >> bc.HUE_SHIFT) & bc.HUE_MASK
-        if glyph == bc.FREE:
-            text, style = " " if second else glyphs.free, palette.faint
-        elif glyph == bc.CACHED:
-            text, style = glyphs.cached, palette.cached
-        elif glyph == bc.EVICTED:
-            text, style = glyphs.evicted, palette.warning
-        elif glyph == bc.SWAPPED:
-            text, style = glyphs.swapped, palette.warning
-        else:
-            # Hue n of the cycle is the hue of request n; a selected request n + 1 dims it.
-            style = palette.hue(hue - 1, hue if code & bc.DIMMED else None)
-            if glyph < bc.SHARED:
-                text = self._level(glyph - bc.LEVEL)
-            else:
-                text = " " if second else glyphs.many if glyph == bc.MANY else str(glyph - bc.SHARED + 2)
-        lit = code & bc.FLASH and not code & bc.DIMMED
-        if lit:
-            style = palette.lit(style)
-        if bc.SHARED <= glyph <= bc.MANY and not (lit and palette.mono):
-            style = palette.badge(style)
-        if code & bc.CURSOR:
-            text, style = (glyphs.marked if bc.LEVEL <= glyph < bc.SHARED else text), palette.cursor
-        return Segment(text * run, style)
-
-    def _level(self, level: int) -> str:
-        """The glyph of a level. In wide cells a full one leaves a hair of space above, so that rows stay apart."""
-        assert self.view is not None
-        assert self._layout_now is not None
-        levels = self.view.glyphs.levels
-        roomy = self._layout_now.level.cell > 1 and not self.view.glyphs.ascii
-        return levels[max(0, level - 1)] if roomy and level >= len(levels) - 2 else levels[level]
+    def reveal(self, block: int) -> None:
+        """Bring a block's row into sight."""
+        if self._layout_now is not None and not self._in_sight(block):
+            line = self._layout_now.line_of_block(self._order.place(block))
+            self.scroll_to(y=max(0, line - self._num_lines // 2), animate=False)
 
     def on_resize(self, _event: events.Resize) -> None:
         """Lay the grid out for its new size."""
         self._lay_out()
         self._recode()
 
-    def on_click(self, event: events.Click) -> None:
-        """Select the block under the pointer; nothing where there is none."""
-        offset = event.get_content_offset(self)
-        if self._layout_now is not None and offset is not None:
-            self.post_message(BlockSelected(self._layout_now.block_at(offset.x, offset.y + self.scroll_offset.y)))
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        """Draw what has come into sight."""
+        super().watch_scroll_y(old_value, new_value)
+        if round(old_value) != round(new_value):
+            self._recode()
 
-    def action_move(self, dx: int, dy: int) -> None:
-        """Move the cursor by cells; the first move puts it on the first block."""
+    # -- what is in sight, as numbers --------------------------------------------------------------------------------
+
+    def _recode(self, dirty: NDArray[np.int64] | None = None) -> None:
+        """Work out what is in sight and have what looks different drawn.
+
+        Args:
+            dirty: Blocks that may look different, where nothing else does; None: anything may.
+        """
         view, layout = self.view, self._layout_now
         if view is None or layout is None:
             return
-        # Keys come faster than the app answers with a view, so the cursor moves here first.
-        step = (dx + dy * layout.columns) * layout.level.blocks
-        block = 0 if self._cursor is None else self._cursor + step
-        if 0 <= block < view.state.header.num_blocks:
-            self._cursor = block
-            self.post_message(BlockSelected(block))
+        top = self.scroll_offset.y
+        window = _Window(layout, top, *layout.rows_between(top, self._num_lines))
+        same = window == self._window
+        self._window = window
+        start, stop = window.units
+        num_hues = len(view.palette.hues)
+        if layout.level.blocks == 1:
+            which = self._order.between(start, stop)
+            self._units = bc.block_codes(view.state, which, num_hues, self._emphasis(start, stop, which))
+        else:
+            mix = self._counted(start, stop)
+            emphasis = self._emphasis(start, stop, None)
+            if same and dirty is not None and emphasis.selected is None:
+                self._recode_cells(mix, dirty, start, emphasis)
+            else:
+                self._units = bc.mix_codes(mix, slice(start - mix.first, stop - mix.first), emphasis)
+        chars = bc.char_codes(self._units, window.stop - window.first, layout)
+        self._show(chars, self._addresses_in(window), same)
+        if self._mapped:
+            self._look_at_map(window)
 
-    def action_zoom(self, by: int) -> None:
-        """Move along the zoom levels: negative is closer."""
-        self._zoom += by
-        self._lay_out()
-        self._recode()
-        if self.view is not None and self.view.selected_block is not None:
-            self._reveal(self.view.selected_block)
+    def _recode_cells(self, mix: BlockMix, dirty: NDArray[np.int64], start: int, emphasis: bc.Emphasis) -> None:
+        """Work out those cells in sight that some blocks lie in."""
+        cells = np.unique(self._order.places_of(dirty) // mix.blocks) - start
+        cells = cells[(cells >= 0) & (cells < len(self._units))]
+        at = np.flatnonzero(cells == emphasis.cursor)
+        part = bc.Emphasis(
+            flash=None if emphasis.flash is None else emphasis.flash[cells],
+            cursor=int(at[0]) if emphasis.cursor >= 0 and len(at) else -1,
+        )
+        self._units[cells] = bc.mix_codes(mix, cells + (start - mix.first), part)
 
-    def action_deselect(self) -> None:
-        """Select nothing."""
-        self.post_message(BlockSelected(None))
+    def _counted(self, start: int, stop: int) -> BlockMix:
+        """Counts of the cells in sight, made where they are missing."""
+        assert self.view is not None
+        assert self._layout_now is not None
+        mix = self._mix
+        if mix is None or not mix.covers(start, stop):
+            everything = self._layout_now.num_units <= _MOST_CELLS_COUNTED
+            first, num_cells = (0, self._layout_now.num_units) if everything else (start, stop - start)
+            num_hues, blocks = len(self.view.palette.hues), self._layout_now.level.blocks
+            mix = self._mix = BlockMix(self.view.state, self._order, num_hues, blocks, first, num_cells)
+        return mix
 
-    def _reveal(self, block: int) -> None:
-        """Bring a block's row into sight."""
-        if self._layout_now is None:
+    def _emphasis(self, start: int, stop: int, which: slice | NDArray[np.int64] | None) -> bc.Emphasis:
+        """What stands out among the cells from start to stop.
+
+        Args:
+            start: The first cell.
+            stop: The one after the last.
+            which: The blocks of the cells, where each is one block.
+        """
+        assert self.view is not None
+        assert self._layout_now is not None
+        view, order, blocks = self.view, self._order, self._layout_now.level.blocks
+        flash: NDArray[np.uint8] | None = None
+        if self._flash and which is not None:
+            flash = self._flash.kinds[which]
+        elif self._flash:
+            lit = self._flash.lit
+            cells = order.places_of(lit) // blocks - start
+            inside = (cells >= 0) & (cells < stop - start)
+            flash = np.zeros(stop - start, dtype=np.uint8)
+            np.maximum.at(flash, cells[inside], self._flash.kinds[lit[inside]])
+        selected: NDArray[np.int64] | None = None
+        if view.selected_request is not None:
+            table = np.array(view.state.table(view.selected_request), dtype=np.int64)
+            cells = order.places_of(table[table >= 0]) // blocks - start
+            selected = cells[(cells >= 0) & (cells < stop - start)]
+        cursor = -1
+        if view.selected_block is not None and view.selected_block < view.state.header.num_blocks:
+            cell = order.place(view.selected_block) // blocks
+            cursor = cell - start if start <= cell < stop else -1
+        hue = (view.selected_request or 0) % len(view.palette.hues)
+        return bc.Emphasis(flash, selected, hue, cursor)
+
+    def _addresses_in(self, window: _Window) -> list[tuple[str, bool]]:
+        """What stands before each row in sight, and whether the cursor is in the row."""
+        assert self.view is not None
+        layout = window.layout
+        if not layout.gutter:
+            return []
+        per_row = layout.units_per_row * layout.level.blocks
+        cursor = self.view.selected_block
+        at = -1 if cursor is None else self._order.place(cursor) // per_row
+        return [
+            (f"{self._address(row * per_row):>{layout.gutter - 1}.{layout.gutter - 1}} ", row == at)
+            for row in range(window.first, window.stop)
+        ]
+
+    def _address(self, place: int) -> str:
+        """What stands before the row that begins at a place of the order."""
+        assert self.view is not None
+        if self._order.order == ADDRESS:
+            return str(place)
+        state, block = self.view.state, self._order.block(place)
+        if self._order.order == OWNER:
+            owner = int(state.owner[block])
+            return f"#{owner}" if owner >= 0 else ""
+        touched = int(state.touched[block])
+        return f"@{touched}" if touched >= 0 else ""
+
+    def _look_at_map(self, window: _Window) -> None:
+        assert self.view is not None
+        view, blocks = self.view, window.layout.level.blocks
+        num_blocks = view.state.header.num_blocks
+        first, stop = (unit * blocks for unit in window.units)
+        stop = min(stop, num_blocks)
+        words = f"{first:,} to {stop - 1:,} of {num_blocks:,}"
+        width, hues = self.scrollable_content_region.width, len(view.palette.hues)
+        if self._minimap.look_at(view.state, self._order, hues, width, (first, stop), words):
+            self.refresh_lines(window.top + self._num_lines)
+
+    # -- drawing -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _look(self) -> BlockLook:
+        look = self._look_now
+        if look is None:
+            assert self.view is not None
+            look = BlockLook(self.view.palette, self.view.glyphs, self.roomy, self.pixels_per_cell)
+            self._look_now = look
+            filters = () if not self.is_attached else self.get_line_filters()
+            self._ink = Ink(look.segment, filters, self.background_colors[1], self.app.console)
+        return look
+
+    def _show(self, chars: NDArray[np.uint32], addresses: list[tuple[str, bool]], same: bool) -> None:
+        """Have drawn what looks different from what was drawn last."""
+        old, self._chars = self._chars, chars
+        old_addresses, self._addresses = self._addresses, addresses
+        if not same or old.shape != chars.shape or len(addresses) != len(old_addresses):
+            self.refresh()
             return
-        line, height = self._layout_now.line_of_block(block), self.scrollable_content_region.height
-        top = round(self.scroll_y)
-        if not top <= line < top + height:
-            self.scroll_to(y=max(0, line - height // 2), animate=False)
+        assert self._window is not None
+        lines = self._window.lines
+        moved = [row for row, address in enumerate(addresses) if address != old_addresses[row]]
+        rows = np.union1d(np.flatnonzero((old != chars).any(axis=1)), moved).astype(np.int64)
+        if not len(rows):
+            return
+        painter: Painter | None = getattr(self.app, "painter", None) if self.is_attached else None
+        place = painter.place_of(self) if painter is not None and self._fits else None
+        if painter is None or place is None:
+            for line in lines[rows].tolist():
+                self.refresh_lines(line + self._window.top)
+            return
+        _ = self._look
+        assert self._ink is not None
+        x, y = place
+        text = [f"\x1b[{y + lines[row] + 1};{x + 1}H{self._ink.ansi(self._address_segment(row))}" for row in moved]
+        text.append(self._ink.changes(old, chars, (x + self._window.layout.gutter, y), lines))
+        painter.write(self, lines[rows].tolist(), "".join(text))
+
+    @property
+    def _fits(self) -> bool:
+        """Whether a row is not wider than the panel."""
+        assert self._layout_now is not None
+        used = self._layout_now.gutter + len(self._layout_now.cell_of_char)
+        return used <= self.scrollable_content_region.width
+
+    def render_line(self, y: int) -> Strip:
+        """One line, in the panel's coordinates."""
+        view, layout = self.view, self._layout_now
+        region = self.scrollable_content_region
+        if view is None or layout is None:
+            return Strip.blank(region.width)
+        if self._window is None or self._window.layout is not layout or self._window.top != self.scroll_offset.y:
+            self._recode()
+        blank = Strip.blank(region.width, view.palette.blank)
+        if self._mapped and y == region.height - 1:
+            strip = self._minimap.strip(view.palette, view.glyphs) or blank
+            return strip.adjust_cell_length(region.width, view.palette.blank)
+        window = self._window
+        row = layout.row_of_line(y + self.scroll_offset.y)
+        if window is None or row is None or not window.first <= row < window.stop:
+            return blank
+        used = layout.gutter + len(layout.cell_of_char)
+        codes = self._chars[row - window.first]
+        before = [self._address_segment(row - window.first)] if layout.gutter else []
+        after = [Segment(" " * (region.width - used), view.palette.blank)] if used < region.width else []
+        look = self._look
+        assert self._ink is not None
+        strip = ReadyStrip(
+            lambda: [*before, *segments_of(codes, look.segment), *after],
+            partial(self._ansi_of, self._ink, before, codes, after),
+            max(used, region.width),
+        )
+        return strip.crop(0, region.width) if used > region.width else strip
+
+    @staticmethod
+    def _ansi_of(ink: Ink, before: list[Segment], codes: NDArray[np.uint32], after: list[Segment]) -> str:
+        return ink.ansi(*before) + ink.row(codes) + ink.ansi(*after)
+
+    def _address_segment(self, row: int) -> Segment:
+        assert self.view is not None
+        text, here = self._addresses[row]
+        return Segment(text, self.view.palette.accent if here else self.view.palette.faint)

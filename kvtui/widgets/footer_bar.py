@@ -51,6 +51,7 @@ class FooterBar(LinePanel, can_focus=False):
         else:
             hints.append(Hint("hjkl", "pick a block", "pick_block"))
         hints.extend([Hint("ctrl+p", "commands", "command_palette"), Hint("t", "theme", "next_theme")])
+        hints.extend([Hint("+ -", "zoom", "grid_zoom(-1)"), Hint("o", "order", "grid_order")])
         return hints
 
     def rows(self, view: View, width: int, height: int) -> list[tuple[Hint, ...]]:

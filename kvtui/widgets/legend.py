@@ -1,25 +1,46 @@
-"""What the glyphs of the block grid mean, with how many blocks look so: always in sight under the grid."""
+"""What the glyphs of the block grid mean, with how many blocks look so, and its scale: always in sight below it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
+from kvtui.block_look import spaced_levels
 from kvtui.widgets.line import Line
 from kvtui.widgets.line_panel import LinePanel
 
 if TYPE_CHECKING:
+    from textual import events
     from textual.strip import Strip
 
     from kvtui.view import View
 
-Counts = tuple[int, int, int, int, int]
-"""Free, cached, in use by one, shared; and blocks a cell stands for."""
+
+class Scale(NamedTuple):
+    """What a cell of the grid is.
+
+    Attributes:
+        blocks: Blocks that it stands for.
+        pixels: Pixels stacked in it.
+        roomy: Whether cells stand apart.
+    """
+
+    blocks: int = 1
+    pixels: int = 1
+    roomy: bool = False
+
+
+class _Shown(NamedTuple):
+    """What the line shows."""
+
+    free: int
+    cached: int
+    owned: int
+    shared: int
+    scale: Scale
 
 
 class Legend(LinePanel, can_focus=False):
-    """One line; what does not fit is left out from the right."""
+    """One line; what does not fit is left out from the right. The signs beside the scale zoom when clicked."""
 
     DEFAULT_CSS = """
     Legend { height: 1; }
@@ -27,28 +48,31 @@ class Legend(LinePanel, can_focus=False):
 
     def __init__(self) -> None:
         super().__init__(id="legend")
-        self.blocks_per_cell = 1
+        self.scale = Scale()
+        self._zooms: tuple[int, int] = (-1, -1)
 
-    def rows(self, view: View, width: int, height: int) -> list[Counts]:
+    def rows(self, view: View, width: int, height: int) -> list[_Shown]:
         """The one line there is."""
         state = view.state
-        shared = int(np.count_nonzero(np.asarray(state.refs) > 1))
-        return [(int(state.free), int(state.cached), int(state.used) - shared, shared, self.blocks_per_cell)]
+        return [_Shown(state.free, state.cached, state.used - state.shared, state.shared, self.scale)]
 
-    def draw(self, view: View, key: Counts, width: int) -> Strip:  # type: ignore[override]
-        """Glyph, word and count of each state."""
-        free, cached, owned, shared, blocks = key
-        palette, glyphs = view.palette, view.glyphs
-        levels = glyphs.levels[0] + glyphs.levels[3] + glyphs.levels[-1]
+    def draw(self, view: View, key: _Shown, width: int) -> Strip:  # type: ignore[override]
+        """Scale first, then glyph, word and count of each state."""
+        palette, glyphs, scale = view.palette, view.glyphs, key.scale
         line = Line(width, palette.blank)
+        line.add("-", palette.accent).gap()
+        start = 0
+        line.add(scale_words(scale), palette.strong).gap()
+        self._zooms = (start, width - line.room)
+        line.add("+", palette.accent).gap(2)
+        many = scale.blocks > 1
+        shape = spaced_levels(glyphs) if scale.roomy else glyphs.levels
         entries = [
-            (glyphs.free, palette.faint, "free", free),
-            (glyphs.cached, palette.cached, "cached", cached),
-            (levels, palette.accent, "in use", owned),
-            ("2" if blocks == 1 else "", palette.badge(palette.accent), "shared", shared),
+            (glyphs.free, palette.faint, "free", key.free),
+            (glyphs.cached, palette.cached, "cached", key.cached),
+            (shape[0] + shape[3] + shape[-1], palette.accent, "share in use" if many else "in use", key.owned),
+            ("" if many else "2", palette.badge(palette.accent), "shared", key.shared),
         ]
-        if blocks > 1:
-            line.add(f"1 cell = {blocks:,} blocks", palette.strong).gap(2)
         for glyph, style, word, count in entries:
             size = len(glyph) + len(word) + len(f"{count:,}") + 4
             if size - 2 > line.room:
@@ -65,3 +89,15 @@ class Legend(LinePanel, can_focus=False):
                 break
             line.add(glyph, style).gap().add(word, palette.muted).gap(2)
         return line.strip()
+
+    async def on_click(self, event: events.Click) -> None:
+        """Zoom out on the minus, in on the plus."""
+        offset = event.get_content_offset(self)
+        if offset is not None and offset.x in self._zooms:
+            await self.app.run_action(f"grid_zoom({1 if offset.x == self._zooms[0] else -1})")
+
+
+def scale_words(scale: Scale) -> str:
+    """The scale in words: `1 cell = 64 blocks`."""
+    unit, blocks = ("pixel", scale.blocks // scale.pixels) if scale.pixels > 1 else ("cell", scale.blocks)
+    return f"1 {unit} = {blocks:,} block{'' if blocks == 1 else 's'}"
