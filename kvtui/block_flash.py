@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,39 +23,51 @@ FLASH_SECONDS = 0.45
 
 _STEPS_WORTH_A_FLASH = 32
 
-_FLASH_OF_OP: dict[int, int] = {
-    Op.ALLOCATE: bc.FLASH_CHANGED,
-    Op.SHARE: bc.FLASH_CHANGED,
-    Op.RELEASE: bc.FLASH_CHANGED,
-    Op.EVICT: bc.FLASH_EVICTED,
-    Op.SWAP_OUT: bc.FLASH_SWAPPED,
-    Op.COPY: bc.FLASH_CHANGED,
-    Op.SWAP_IN: bc.FLASH_SWAPPED,
-}
-_SECOND_BLOCK = frozenset((int(Op.COPY), int(Op.SWAP_IN)))
-_NO_BLOCK = frozenset((int(Op.DROP),))
+_NUM_OPS = int(max(Op)) + 1
+_FLASH_OF_OP: NDArray[np.uint8] = np.zeros(_NUM_OPS, dtype=np.uint8)
+_FLASH_OF_OP[[Op.ALLOCATE, Op.SHARE, Op.RELEASE, Op.COPY]] = bc.FLASH_CHANGED
+_FLASH_OF_OP[Op.EVICT] = bc.FLASH_EVICTED
+_FLASH_OF_OP[[Op.SWAP_OUT, Op.SWAP_IN]] = bc.FLASH_SWAPPED
+_SECOND_BLOCK = (Op.COPY, Op.SWAP_IN)
+"""Operations whose block of the pool is `b`; `DROP` has none."""
 _NONE: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+_NO_KINDS: NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
+_KIND_BITS = 2
 
 
 def changes_of(steps: Sequence[StepTrace], num_blocks: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """The blocks that some steps touched, each once, and the flash that each deserves (0: none)."""
-    kinds: dict[int, int] = {}
-    dim = len(steps) - _STEPS_WORTH_A_FLASH
-    for number, step in enumerate(steps):
-        flash_of_op = _FLASH_OF_OP if number >= dim else {}
-        for op, a, b, _ in step.ops:
-            block = b if op in _SECOND_BLOCK else a
-            kind = flash_of_op.get(op, 0)
-            if kind >= kinds.get(block, 0) and op not in _NO_BLOCK:
-                kinds[block] = kind
-    if not kinds:
-        return _NONE, _NONE.astype(np.uint8)
-    if min(kinds) < 0 or max(kinds) >= num_blocks:
-        kinds = {block: kind for block, kind in kinds.items() if 0 <= block < num_blocks}
-    return (
-        np.fromiter(kinds.keys(), dtype=np.int64, count=len(kinds)),
-        np.fromiter(kinds.values(), dtype=np.uint8, count=len(kinds)),
-    )
+    """The blocks that some steps touched, each once and in order, and the flash that each deserves (0: none)."""
+    early, late = steps[:-_STEPS_WORTH_A_FLASH], steps[-_STEPS_WORTH_A_FLASH:]
+    touched = [_touched_by(late, num_blocks)]
+    if early:
+        touched.append(_touched_by(early, num_blocks) >> _KIND_BITS << _KIND_BITS)
+    packed = np.concatenate(touched)
+    if not len(packed):
+        return _NONE, _NO_KINDS
+    packed.sort()
+    # Of several on one block, the last has the largest kind.
+    last = np.append(packed[1:] >> _KIND_BITS != packed[:-1] >> _KIND_BITS, True)
+    packed = packed[last]
+    return packed >> _KIND_BITS, (packed & ((1 << _KIND_BITS) - 1)).astype(np.uint8)
+
+
+def _touched_by(steps: Sequence[StepTrace], num_blocks: int) -> NDArray[np.int64]:
+    """`block << 2 | kind of flash` for each operation of some steps; what no block can be is left out."""
+    lists = [step.ops for step in steps if step.ops]
+    if not lists:
+        return _NONE
+    ops = lists[0] if len(lists) == 1 else list(chain.from_iterable(lists))
+    try:
+        columns = np.fromiter(chain.from_iterable(ops), np.int64, 4 * len(ops)).reshape(-1, 4)
+    except OverflowError:
+        possible = [op for op in ops if all(-(2**63) <= value < 2**63 for value in op)]
+        columns = np.fromiter(chain.from_iterable(possible), np.int64, 4 * len(possible)).reshape(-1, 4)
+    op = columns[:, 0]
+    block = np.where((op == _SECOND_BLOCK[0]) | (op == _SECOND_BLOCK[1]), columns[:, 2], columns[:, 1])
+    known = (op >= 0) & (op < _NUM_OPS) & (op != Op.DROP) & (block >= 0) & (block < num_blocks)
+    if not known.all():
+        op, block = op[known], block[known]
+    return (block << _KIND_BITS) | _FLASH_OF_OP[op]
 
 
 class Flash:

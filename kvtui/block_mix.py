@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 FREE, CACHED, HUES = 0, 1, 2
 """Columns of the counts: free, cached, and one for each hue of the cycle from there on."""
 
+_ONE = np.int32(1)
+"""Of the counts' own type: with another one, `ufunc.at` takes ten times as long."""
+
 
 def kinds_of(state: PoolState, which: slice | NDArray[np.int64], num_hues: int) -> NDArray[np.uint8]:
     """The column that each block counts in."""
@@ -76,5 +79,5 @@ class BlockMix:
         self._kinds[at] = now
         rows = (at >> self._shift) * self.counts.shape[1]
         flat = self.counts.reshape(-1)
-        np.subtract.at(flat, rows + before, 1)
-        np.add.at(flat, rows + now, 1)
+        np.subtract.at(flat, rows + before, _ONE)
+        np.add.at(flat, rows + now, _ONE)

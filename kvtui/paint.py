@@ -15,8 +15,6 @@ from textual.geometry import Offset, Region
 from kvtui.view import Panel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from textual.app import App
     from textual.content import Content
     from textual.strip import Strip
@@ -51,16 +49,16 @@ class Painter:
             return None
         return place.offset + Offset(panel.gutter.left, panel.gutter.top)
 
-    def write(self, panel: Panel, lines: Iterable[int], text: str) -> None:
+    def write(self, panel: Panel, lines: tuple[int, int], text: str) -> None:
         """Write text that goes to its places by itself.
 
         Args:
             panel: Whose lines these are; `place_of` has just said where.
-            lines: That change, counted from the top of the panel's content.
+            lines: The first and the last that change, counted from the top of the panel's content.
             text: For the terminal.
         """
-        top = panel.gutter.top
-        panel._styles_cache.set_dirty(*(Region(0, top + y, 1, 1) for y in lines))
+        first, last = lines
+        panel._styles_cache.set_dirty(Region(0, panel.gutter.top + first, 1, last + 1 - first))
         self._written.append(text)
 
     def _place(self, widget: Widget) -> Region | None:

@@ -24,10 +24,14 @@ _RUN_BITS = 16
 _MOST_PIECES = 60_000
 _LONGEST_JUMP = 6
 """Unchanged characters that are written again rather than jumped over: going there takes as many bytes."""
+_ELSEWHERE = 1 << 40
+_COLUMN_BITS = 20
 
 
 class Ink(dict[int, str]):
-    """ANSI text of a run by `code << 16 | length`.
+    """ANSI text by its key: a run's is `code << 16 | length`; negative ones move the cursor.
+
+    -n goes n columns on; `-(_ELSEWHERE + (line << 20) + column)`, both counted from 1, goes to a place.
 
     Args:
         segment: Makes the segment of a code and a length.
@@ -49,7 +53,14 @@ class Ink(dict[int, str]):
     def __missing__(self, key: int) -> str:
         if len(self) > _MOST_PIECES:
             self.clear()
-        text = self[key] = self.ansi(self._segment(key >> _RUN_BITS, key & ((1 << _RUN_BITS) - 1)))
+        if key >= 0:
+            text = self.ansi(self._segment(key >> _RUN_BITS, key & ((1 << _RUN_BITS) - 1)))
+        elif key > -_ELSEWHERE:
+            text = f"\x1b[{-key}C"
+        else:
+            line, column = divmod(-key - _ELSEWHERE, 1 << _COLUMN_BITS)
+            text = f"\x1b[{line};{column}H"
+        self[key] = text
         return text
 
     def ansi(self, *segments: Segment) -> str:
@@ -81,9 +92,10 @@ class Ink(dict[int, str]):
         if not len(changed):
             return ""
         row = changed // columns
-        far = np.flatnonzero((np.diff(changed) > _LONGEST_JUMP) | (np.diff(row) > 0)) + 1
-        first = changed[np.concatenate(([0], far))]
-        length = changed[np.concatenate((far - 1, [len(changed) - 1]))] + 1 - first
+        far = np.flatnonzero((changed[1:] - changed[:-1] > _LONGEST_JUMP) | (row[1:] != row[:-1])) + 1
+        begins = np.concatenate(([0], far))
+        first = changed[begins]
+        length = changed[np.concatenate((far, [len(changed)])) - 1] + 1 - first
         # Positions of all stretches, one after the other.
         offset = np.cumsum(length) - length
         position = np.arange(int(length.sum())) + np.repeat(first - offset, length)
@@ -91,17 +103,13 @@ class Ink(dict[int, str]):
         breaks = codes[1:] != codes[:-1]
         breaks[offset[1:] - 1] = True
         starts = np.concatenate(([0], np.flatnonzero(breaks) + 1))
-        pieces = list(map(self.__getitem__, _keys(codes, starts).tolist()))
-        x, y = place
-        spans = zip(
-            np.searchsorted(starts, offset).tolist(),
-            (lines[first // columns] + (y + 1)).tolist(),
-            (first % columns + (x + 1)).tolist(),
-            strict=True,
-        )
-        for at, line, column in spans:
-            pieces[at] = f"\x1b[{line};{column}H{pieces[at]}"
-        return "".join(pieces)
+        # Within a row one goes on from the end of the stretch before; a new row needs its place.
+        row, (x, y) = row[begins], place
+        moves = -(_ELSEWHERE + ((lines[row] + (y + 1)) << _COLUMN_BITS) + first % columns + (x + 1))
+        again = np.flatnonzero(row[1:] == row[:-1]) + 1
+        moves[again] = first[again - 1] + length[again - 1] - first[again]
+        keys = np.insert(_keys(codes, starts), np.searchsorted(starts, offset), moves)
+        return "".join(map(self.__getitem__, keys.tolist()))
 
 
 def _run_starts(codes: NDArray[np.uint32]) -> NDArray[np.int64]:
@@ -109,8 +117,10 @@ def _run_starts(codes: NDArray[np.uint32]) -> NDArray[np.int64]:
 
 
 def _keys(codes: NDArray[np.uint32], starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    runs = np.diff(starts, append=len(codes))
-    return (codes[starts].astype(np.int64) << _RUN_BITS) | runs
+    keys = codes[starts].astype(np.int64) << _RUN_BITS
+    keys[:-1] |= starts[1:] - starts[:-1]
+    keys[-1] |= len(codes) - starts[-1]
+    return keys
 
 
 def segments_of(codes: NDArray[np.uint32], segment: Callable[[int, int], Segment]) -> Iterable[Segment]:

@@ -14,7 +14,7 @@ from engine.simulated import simulated_engine
 from kvtui.app import KvtuiApp
 from kvtui.sources.live import LiveSource
 
-_SEQUENCE = re.compile(r"\x1b\[(\d+);(\d+)H|\x1b\[([\d;]*)m|\x1b\[\?2026[hl]|(.)", re.DOTALL)
+_SEQUENCE = re.compile(r"\x1b\[(\d+);(\d+)H|\x1b\[(\d+)C|\x1b\[([\d;]*)m|\x1b\[\?2026[hl]|(.)", re.DOTALL)
 
 Cell = tuple[str, str]
 
@@ -32,9 +32,11 @@ def write(screen: list[list[Cell]], output: str) -> None:
     x = y = 0
     style = ""
     for match in _SEQUENCE.finditer(output):
-        row, column, sgr, char = match.groups()
+        row, column, forward, sgr, char = match.groups()
         if row is not None:
             y, x = int(row) - 1, int(column) - 1
+        elif forward is not None:
+            x += int(forward)
         elif sgr is not None:
             style = "" if sgr in ("", "0") else sgr
         elif char is not None:

@@ -86,6 +86,7 @@ class BlockGrid(Panel):
         self._units: NDArray[np.uint16] = np.zeros(0, dtype=np.uint16)
         self._chars: NDArray[np.uint32] = np.zeros((0, 0), dtype=np.uint32)
         self._addresses: list[tuple[str, bool]] = []
+        self._addressed: tuple[_Window, str, int | None] | None = None
         self._look_now: BlockLook | None = None
         self._ink: Ink | None = None
 
@@ -256,14 +257,19 @@ class BlockGrid(Panel):
             else:
                 self._units = bc.mix_codes(mix, slice(start - mix.first, stop - mix.first), emphasis)
         chars = bc.char_codes(self._units, window.stop - window.first, layout)
-        self._show(chars, self._addresses_in(window), same)
+        told = (window, self._order.order, view.selected_block)
+        fixed = same and told == self._addressed and self._order.order == ADDRESS
+        self._addressed = told
+        self._show(chars, self._addresses if fixed else self._addresses_in(window), same)
         if self._mapped:
             self._look_at_map(window)
 
     def _recode_cells(self, mix: BlockMix, dirty: NDArray[np.int64], start: int, emphasis: bc.Emphasis) -> None:
         """Work out those cells in sight that some blocks lie in."""
-        cells = np.unique(self._order.places_of(dirty) // mix.blocks) - start
-        cells = cells[(cells >= 0) & (cells < len(self._units))]
+        sought = np.zeros(len(self._units), dtype=np.bool_)
+        cells = self._order.places_of(dirty) // mix.blocks - start
+        sought[cells[(cells >= 0) & (cells < len(sought))]] = True
+        cells = np.flatnonzero(sought)
         at = np.flatnonzero(cells == emphasis.cursor)
         part = bc.Emphasis(
             flash=None if emphasis.flash is None else emphasis.flash[cells],
@@ -374,8 +380,12 @@ class BlockGrid(Panel):
             return
         assert self._window is not None
         lines = self._window.lines
-        moved = [row for row, address in enumerate(addresses) if address != old_addresses[row]]
-        rows = np.union1d(np.flatnonzero((old != chars).any(axis=1)), moved).astype(np.int64)
+        differs = (old != chars).any(axis=1)
+        moved = []
+        if addresses is not old_addresses:
+            moved = [row for row, address in enumerate(addresses) if address != old_addresses[row]]
+            differs[moved] = True
+        rows = np.flatnonzero(differs)
         if not len(rows):
             return
         painter: Painter | None = getattr(self.app, "painter", None) if self.is_attached else None
@@ -389,7 +399,7 @@ class BlockGrid(Panel):
         x, y = place
         text = [f"\x1b[{y + lines[row] + 1};{x + 1}H{self._ink.ansi(self._address_segment(row))}" for row in moved]
         text.append(self._ink.changes(old, chars, (x + self._window.layout.gutter, y), lines))
-        painter.write(self, lines[rows].tolist(), "".join(text))
+        painter.write(self, (int(lines[rows[0]]), int(lines[rows[-1]])), "".join(text))
 
     @property
     def _fits(self) -> bool:
