@@ -45,6 +45,7 @@ class Audit:
         ops: Block operations by name.
         decisions: Decisions by their verb.
         peak_used: Most blocks in use after a step.
+        regret_blocks: See `PoolState.regret_blocks`.
         check_interval: All invariants were checked after every so many steps, and after the last.
         violations: The earliest broken invariants.
         num_violations: How many were found.
@@ -66,6 +67,7 @@ class Audit:
     peak_used: int = 0
     peak_running: int = 0
     peak_waiting: int = 0
+    regret_blocks: int = 0
     check_interval: int = 1
     violations: list[Violation] = field(default_factory=list)
     num_violations: int = 0
@@ -108,6 +110,7 @@ def audit(recording: Recording) -> Audit:
             _note(found, broken)
     except RecordingError as error:
         found.damage = str(error)
+    found.regret_blocks = state.regret_blocks
     found.num_violations += state.num_violations
     # Operations that contradicted the state come first within their step: what they broke follows from them.
     found.violations = sorted([*state.violations, *found.violations], key=lambda v: v.step)[:MAX_VIOLATIONS]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.trace.events import NO_BLOCK, NO_REQUEST, Op
+from engine.trace.events import NO_BLOCK, NO_REQUEST, Op, Phase
 from engine.trace.invariants import Violation
 
 if TYPE_CHECKING:
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 MAX_VIOLATIONS = 64
 """Violations kept, the earliest; `num_violations` counts them all."""
 
+MAX_EVICTED = 4096
+"""Evicted contents that are remembered, and never more than the pool has blocks."""
+
 INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1
 
@@ -31,6 +34,7 @@ _ALLOCATE, _SHARE, _FILL, _HASH = int(Op.ALLOCATE), int(Op.SHARE), int(Op.FILL),
 _RELEASE, _EVICT, _COPY = int(Op.RELEASE), int(Op.EVICT), int(Op.COPY)
 _SWAP_OUT, _SWAP_IN = int(Op.SWAP_OUT), int(Op.SWAP_IN)
 _DROP = int(Op.DROP)
+_PREFILL = int(Phase.PREFILL)
 _SECOND_BLOCK = (_COPY, _SWAP_IN)
 """Operations whose block of the pool is `b`."""
 
@@ -84,9 +88,13 @@ class BlockFold:
         self.used = 0
         self.cached = 0
         self.free = n
+        self.evicted: dict[int, tuple[int, int]] = {}
+        self.regret_blocks = 0
+        self.regret_since = 0
         self.violations: list[Violation] = []
         self.num_violations = 0
         self._next_order = n
+        self._max_evicted = min(n, MAX_EVICTED)
         self._holders: dict[int, list[tuple[int, int]]] = {}
         """Of blocks with several references: (request, place) of each, the longest holder first."""
         self._displaced: list[tuple[int, int]] = []
@@ -116,6 +124,18 @@ class BlockFold:
         self.num_violations += 1
         if len(self.violations) < MAX_VIOLATIONS:
             self.violations.append(Violation(name, block, self.step, message))
+
+    def free_queue(self, most: int) -> npt.NDArray[np.int64]:
+        """The blocks that are taken next, the first one first, at most `most`; those with a key lose their content.
+
+        Time proportional to the pool. Only a paged engine takes them in this order: see `Header.policy`.
+        """
+        idle = np.flatnonzero(self.refs == 0)
+        order = self.free_order[idle]
+        if 0 < most < len(idle):
+            first = np.argpartition(order, most - 1)[:most]
+            idle, order = idle[first], order[first]
+        return idle[np.argsort(order)][: max(0, most)]
 
     def apply_ops(self, ops: Iterable[BlockOp]) -> None:
         """The block operations of the step `self.step`, in order."""
@@ -302,6 +322,27 @@ class BlockFold:
         self._m_key[block] = key
         self._m_parent[block] = self._key_in_front_of(block)
         self._m_hits[block] = 0
+        evicted = self.evicted.get(key)
+        if evicted is not None:
+            self._come_back(block, key, *evicted)
+
+    def _come_back(self, block: int, key: int, evicted: int, again: int) -> None:
+        """A content is there that was evicted once. It is regretted where a prompt computed what it could have found.
+
+        The last token of a prompt is always computed, and its block with it. Who was admitted before the content came
+        back missed it as well.
+        """
+        request = self.requests.get(self._m_owner[block])
+        if again < 0:
+            self.evicted[key] = (evicted, self.step)
+        if request is None or self._m_last_op[block] != _FILL or request.last_phase != _PREFILL:
+            return
+        findable = (request.num_prompt_tokens - 1) // self.header.block_size
+        asked = request.admitted_step
+        if self._m_logical[block] < findable and evicted <= asked and (again < 0 or asked <= again):
+            self.regret_blocks += 1
+            request.regret_blocks += 1
+            request.regret_step = max(request.regret_step, evicted)
 
     def _key_in_front_of(self, block: int) -> int:
         """Key of the block in front of this one in its owner's table; 0 where there is none, or it has no key."""
@@ -325,11 +366,17 @@ class BlockFold:
             self.parent[block] = self.key[before] if before >= 0 else 0
 
     def _evict(self, block: int) -> None:
-        if self._m_key[block] == 0:
+        key = self._m_key[block]
+        if key == 0:
             return
         self._m_key[block] = 0
         self._m_parent[block] = 0
         self._m_hits[block] = 0
+        remembered = self.evicted
+        remembered.pop(key, None)
+        remembered[key] = (self.step, -1)
+        if len(remembered) > self._max_evicted:
+            del remembered[next(iter(remembered))]
         if self._m_refs[block] > 0:
             self._violate("operation", block, f"it was evicted while it has {self._m_refs[block]} references")
             return

@@ -14,13 +14,13 @@ import msgspec
 import numpy as np
 
 from engine.request import RequestStatus
-from engine.trace.block_fold import ARRAYS, INT32_MAX, MAX_VIOLATIONS
+from engine.trace.block_fold import ARRAYS, INT32_MAX, MAX_EVICTED, MAX_VIOLATIONS
 from engine.trace.columns import column, pack, unpack
 from engine.trace.columns import differences as delta
 from engine.trace.columns import sums as undo_delta
 from engine.trace.events import Counters, Decision, Header, Op, Phase
 from engine.trace.invariants import Violation  # noqa: TC001 (msgspec reads the annotations)
-from engine.trace.request_state import RequestState
+from engine.trace.request_state import UNKNOWN, RequestState
 from engine.trace.state import MAX_FINISHED, MAX_REQUESTS, PoolState
 from engine.trace.vocabulary import encodable
 
@@ -56,6 +56,17 @@ _REQUEST_COLUMNS = {
     "num_places": (0, _MAX_PLACES),
 }
 """The numbers of a request that a keyframe has, and the values that they can have."""
+_LATER_COLUMNS = {
+    "admitted_step": _STEP,
+    "preempted_ns": _ANY,
+    "recompute_ns": _ANY,
+    "early_stall_ns": _ANY,
+    "stalled_since_ns": _ANY,
+    "recompute_since_ns": _ANY,
+    "regret_blocks": _COUNT,
+    "regret_step": _STEP,
+}
+"""Likewise; recordings of the first kvtui do not have them."""
 
 
 class Holder(NamedTuple):
@@ -95,6 +106,10 @@ class Keyframe(msgspec.Struct, frozen=True, tag="keyframe"):
         holders: Of blocks with several references, who holds them, the longest first.
         finished: The finished requests that are kept, in the order in which they ended.
         next_order: The stamp that the next released block gets in `free_order`.
+        evicted: Columns of `PoolState.evicted`: the keys, the steps of their evictions, and the steps in which they
+            were computed again; empty where none was, or where the first kvtui made the recording.
+        num_evicted: How many keys; -1 where the first kvtui made the recording.
+        regret_since: First step that `regret_blocks` counts.
     """
 
     step: int
@@ -111,6 +126,10 @@ class Keyframe(msgspec.Struct, frozen=True, tag="keyframe"):
     next_order: int
     violations: list[Violation]
     num_violations: int
+    evicted: list[bytes] = []
+    num_evicted: int = -1
+    regret_blocks: int = 0
+    regret_since: int = 0
 
 
 def to_keyframe(state: PoolState) -> Keyframe:
@@ -118,7 +137,7 @@ def to_keyframe(state: PoolState) -> Keyframe:
     requests = list(state.requests.values())
     columns = {
         name: column(int(getattr(request, name)) for request in requests)
-        for name in _REQUEST_COLUMNS
+        for name in (*_REQUEST_COLUMNS, *_LATER_COLUMNS)
         if name != "num_places"
     }
     columns["num_places"] = column(len(request.table) for request in requests)
@@ -143,6 +162,13 @@ def to_keyframe(state: PoolState) -> Keyframe:
         next_order=state._next_order,
         violations=state.violations.copy(),
         num_violations=state.num_violations,
+        evicted=[
+            pack(column(state.evicted)),
+            *(pack(delta(column(steps))) for steps in zip(*state.evicted.values(), strict=True)),
+        ],
+        num_evicted=len(state.evicted),
+        regret_blocks=state.regret_blocks,
+        regret_since=state.regret_since,
     )
 
 
@@ -189,10 +215,30 @@ def from_keyframe(header: Header, keyframe: Keyframe) -> PoolState:
     }
     if "parent" not in keyframe.arrays:
         state.derive_parents()
+    _read_evicted(state, keyframe)
     state.counters = keyframe.counters
     state.violations = keyframe.violations[:MAX_VIOLATIONS]
     state.num_violations = keyframe.num_violations
     return state
+
+
+def _read_evicted(state: PoolState, keyframe: Keyframe) -> None:
+    if keyframe.num_evicted < 0:
+        state.regret_since = keyframe.step + 1
+        return
+    if not (0 <= keyframe.regret_blocks <= 2**62 and 0 <= keyframe.regret_since <= INT32_MAX):
+        raise ValueError(f"{keyframe.regret_blocks} regretted blocks are not possible")
+    state.regret_blocks, state.regret_since = keyframe.regret_blocks, keyframe.regret_since
+    n = keyframe.num_evicted
+    if n == 0:
+        return
+    if n > min(state.header.num_blocks, MAX_EVICTED) or len(keyframe.evicted) != 3:
+        raise ValueError(f"{n} evicted contents are not possible")
+    keys = unpack(keyframe.evicted[0], n)
+    steps = [undo_delta(unpack(data, n)) for data in keyframe.evicted[1:]]
+    for values in steps:
+        _expect("evicted", values, -1, keyframe.step)
+    state.evicted = dict(zip(keys.tolist(), zip(*(values.tolist() for values in steps), strict=True), strict=True))
 
 
 def _limits(header: Header, keyframe: Keyframe) -> dict[str, tuple[int, int]]:
@@ -221,7 +267,7 @@ def _request_column(keyframe: Keyframe, name: str) -> Column:
     if not 0 <= keyframe.num_requests <= MAX_REQUESTS:
         raise ValueError(f"{keyframe.num_requests} requests are not possible")
     values = undo_delta(unpack(keyframe.requests.get(name, b""), keyframe.num_requests))
-    _expect(name, values, *_REQUEST_COLUMNS[name])
+    _expect(name, values, *(_REQUEST_COLUMNS | _LATER_COLUMNS)[name])
     return values
 
 
@@ -231,14 +277,18 @@ def _expect(name: str, values: Column, low: int, high: int) -> None:
 
 
 def _read_requests(state: PoolState, keyframe: Keyframe) -> None:
-    columns = {name: _request_column(keyframe, name) for name in _REQUEST_COLUMNS}
+    later = [name for name in _LATER_COLUMNS if name in keyframe.requests]
+    columns = {name: _request_column(keyframe, name) for name in (*_REQUEST_COLUMNS, *later)}
     lengths = columns.pop("num_places")
     del columns["num_tokens"]
     requests: list[RequestState] = []
     for row in zip(*(values.tolist() for values in columns.values()), strict=True):
         values = dict(zip(columns, row, strict=True))
         status = RequestStatus(values.pop("status"))
-        requests.append(RequestState(**values, name="", max_tokens=0, arrival_ns=0, status=status))
+        request = RequestState(**values, name="", max_tokens=0, arrival_ns=0, status=status)
+        if not later and request.preemptions:
+            request.preempted_ns = request.recompute_ns = request.early_stall_ns = UNKNOWN
+        requests.append(request)
     num_places = int(lengths.sum())
     if num_places > _MAX_PLACES:
         raise ValueError(f"block tables of {num_places} places are not possible")
@@ -269,7 +319,7 @@ def differences(state: PoolState, other: PoolState) -> list[str]:
     found: list[str] = []
     for name in (
         *("header", "step", "time_ns", "used", "cached", "free", "cpu_used", "counters", "last_step", "violations"),
-        *("num_violations", "_next_order", "_holders", "_finished"),
+        *("num_violations", "_next_order", "_holders", "_finished", "evicted", "regret_blocks", "regret_since"),
     ):
         a, b = getattr(state, name), getattr(other, name)
         if a != b:

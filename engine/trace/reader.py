@@ -153,6 +153,21 @@ class Recording:
         """
         return (message for message in self.messages(start, stop) if isinstance(message, StepTrace))
 
+    def segments(self, start: int = 0, stop: int | None = None, *, backward: bool = False) -> Iterator[SegmentReader]:
+        """The segments that have the steps `start` to `stop` - 1, for who needs a part of many steps only.
+
+        Raises:
+            RecordingError: a part of the file is damaged; what came before it was yielded.
+        """
+        start, stop = self._range(start, stop)
+        found = self._segments_of(start, stop) if start < stop else range(0)
+        for at in reversed(found) if backward else found:
+            try:
+                segment = self._segment(at)
+            except DAMAGE as error:
+                raise self._damaged(at, error) from None
+            yield segment
+
     def requests(self) -> Iterator[RequestArrived]:
         """All arrivals, in order.
 

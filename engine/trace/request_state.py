@@ -12,6 +12,11 @@ from engine.trace.events import NO_REQUEST
 if TYPE_CHECKING:
     from engine.trace.events import Decision
 
+UNKNOWN = -1
+"""Stands for a duration that the trace no longer tells."""
+_LONGEST_NS = 1 << 61
+"""A made-up trace may tell any times; two of these still fit 64 bits."""
+
 
 @dataclass(slots=True, eq=False)
 class RequestState:
@@ -37,6 +42,16 @@ class RequestState:
         arrival_step: Index of the step before which it arrived.
         first_token_step: Index of the step of its first new token; -1 before.
         last_token_step: Index of the step of its newest token; -1 before.
+        admitted_step: Index of the step that first admitted it; -1 before.
+        preempted_ns: Time between its preemptions and the steps that admitted it again, spells that are over; UNKNOWN
+            where the state comes from a recording that did not keep it, as with the next two.
+        recompute_ns: Time from those steps until what it had lost was computed again, spells that are over.
+        early_stall_ns: How much of both came before its first token.
+        stalled_since_ns: Start of the step that preempted it, while it waits since; -1 otherwise.
+        recompute_since_ns: Start of the step that admitted it again, while it computes again; -1 otherwise.
+        regret_blocks: Full blocks of its prompt that it computed although the cache had had them: see
+            `PoolState.regret_blocks`.
+        regret_step: Index of the step that evicted the last of them; -1 where none was.
     """
 
     request: int
@@ -65,6 +80,14 @@ class RequestState:
     last_batch: int = -1
     first_token_step: int = -1
     last_token_step: int = -1
+    admitted_step: int = -1
+    preempted_ns: int = 0
+    recompute_ns: int = 0
+    early_stall_ns: int = 0
+    stalled_since_ns: int = -1
+    recompute_since_ns: int = -1
+    regret_blocks: int = 0
+    regret_step: int = -1
 
     @property
     def num_tokens(self) -> int:
@@ -76,6 +99,30 @@ class RequestState:
         """Tokens generated so far."""
         return len(self.token_ids) - self.num_prompt_tokens
 
+    def stall(self, now_ns: int) -> None:
+        """It lost its blocks."""
+        self.caught_up(now_ns)
+        if self.stalled_since_ns < 0:
+            self.stalled_since_ns = now_ns
+
+    def run_again(self, now_ns: int) -> None:
+        """It has blocks again."""
+        if self.stalled_since_ns >= 0:
+            self.preempted_ns = _longer(self.preempted_ns, now_ns - self.stalled_since_ns)
+            self.stalled_since_ns = -1
+            self.recompute_since_ns = now_ns
+
+    def caught_up(self, now_ns: int) -> None:
+        """What it had lost, if anything, is computed again."""
+        if self.recompute_since_ns >= 0:
+            self.recompute_ns = _longer(self.recompute_ns, now_ns - self.recompute_since_ns)
+            self.recompute_since_ns = -1
+
+    def note_first_token(self) -> None:
+        """Its first token is there: what it lost time with up to now did not hold up the others."""
+        known = self.preempted_ns != UNKNOWN and self.recompute_ns != UNKNOWN
+        self.early_stall_ns = self.preempted_ns + self.recompute_ns if known else UNKNOWN
+
     def copy(self) -> RequestState:
         """Another one, equal and sharing nothing that changes."""
         other = shallow_copy(self)
@@ -83,3 +130,7 @@ class RequestState:
         other.pieces = self.pieces.copy()
         other.table = self.table.copy()
         return other
+
+
+def _longer(total_ns: int, spell_ns: int) -> int:
+    return total_ns if total_ns == UNKNOWN else min(total_ns + max(0, spell_ns), _LONGEST_NS)

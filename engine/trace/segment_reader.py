@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _Row = TypeVar("_Row", BatchMember, BlockOp, NewToken, Counters)
 
 _FILL, _HASH = int(Op.FILL), int(Op.HASH)
+_COPY, _SWAP_IN, _DROP = int(Op.COPY), int(Op.SWAP_IN), int(Op.DROP)
 _NUM_COUNTERS = len(Counters._fields)
 
 
@@ -135,6 +136,24 @@ class SegmentReader:
         for at, decision in segment.decisions:
             self._decisions.setdefault(at, []).append(decision)
         self._steps_ready = True
+
+    def block_ops(self, block: int, start: int, stop: int) -> list[tuple[int, BlockOp]]:
+        """The operations on a block in the steps `start` to `stop` - 1, as far as they are in this segment, in order.
+
+        Raises:
+            ValueError: the segment contradicts itself.
+        """
+        self._prepare()
+        low = max(start - self.first_step, 0)
+        high = max(min(stop - self.first_step, self.num_steps), low)
+        first, last = int(self._op_starts[low]), int(self._op_starts[high])
+        kind, a, b, c = (values[first:last] for values in self._ops)
+        second = (kind == _COPY) | (kind == _SWAP_IN)
+        about = ((a == block) & (kind != _DROP) & (kind != _SWAP_IN)) | ((b == block) & second)
+        at = np.flatnonzero(about)
+        steps = self.first_step + np.searchsorted(self._op_starts, first + at, side="right") - 1
+        rows = zip(*(values[at].tolist() for values in (kind, a, b, c)), strict=True)
+        return list(zip(steps.tolist(), (BlockOp(*row) for row in rows), strict=True))
 
     def steps(self, start: int, stop: int, vocabulary: Vocabulary) -> list[StepTrace]:
         """The steps from index `start` to `stop` - 1, as far as they are in this segment.

@@ -42,6 +42,7 @@ MAX_TEXT = 4096
 """Longest name or message kept, in characters."""
 
 _LAST_PHASE = int(max(Phase))
+_RECOMPUTE = int(Phase.RECOMPUTE)
 
 
 class PoolState(BlockFold):
@@ -78,6 +79,11 @@ class PoolState(BlockFold):
         shared: Those of them with several.
         cached: Blocks without references whose content can still be found.
         free: Blocks without either.
+        evicted: Content keys that were evicted, the latest last, as many as the pool has blocks (at most 4,096), each
+            with the steps in which it was last evicted and, -1 where it was not, computed again.
+        regret_blocks: Blocks whose content a prompt computed although the cache had had it, and evicted it within as
+            many evictions as `evicted` remembers: what twice the blocks would have saved.
+        regret_since: The first step that `regret_blocks` counts; 0 unless the trace was joined in the middle.
         violations: What contradicted the state, the earliest 64.
         num_violations: How many did.
     """
@@ -194,8 +200,10 @@ class PoolState(BlockFold):
             request.status = RequestStatus.RUNNING
             request.waiting_for = None
             request.num_computed = min(max(decision.numbers.get("cached_tokens", 0), 0), INT32_MAX)
+            request.run_again(start_ns)
             if request.admitted_ns < 0:
                 request.admitted_ns = start_ns
+                request.admitted_step = self.step
                 request.num_cached = request.num_computed
         elif kind == DecisionKind.WAITS:
             request.waiting_for = decision
@@ -204,6 +212,7 @@ class PoolState(BlockFold):
             request.waiting_for = decision
             request.preemptions += 1
             request.num_computed = 0
+            request.stall(start_ns)
 
     def _apply_batch(self, step: StepTrace) -> None:
         requests = self.requests
@@ -220,6 +229,9 @@ class PoolState(BlockFold):
                     continue
                 request.status = running
                 request.waiting_for = None
+                request.run_again(step.start_ns)
+            if request.recompute_since_ns >= 0 and phase != _RECOMPUTE:
+                request.caught_up(step.start_ns)
             computed = before + scheduled
             if not 0 <= computed <= INT32_MAX:
                 self._violate("request", -1, f"request {number} has {computed} computed tokens")
@@ -249,9 +261,13 @@ class PoolState(BlockFold):
             request.pieces.append(text)
             request.last_token_step = index
             self._num_tokens += 1
+            if request.recompute_since_ns >= 0:
+                request.caught_up(end_ns)
             if request.first_token_step < 0:
                 request.first_token_step = index
                 request.first_token_ns = end_ns
+                if request.preemptions:
+                    request.note_first_token()
 
     def _apply_finish(self, number: int, reason: str, message: str, end_ns: int) -> None:
         request = self.requests.get(number)
@@ -270,6 +286,8 @@ class PoolState(BlockFold):
         request.message = message[:MAX_TEXT]
         request.finished_ns = end_ns
         request.waiting_for = None
+        request.run_again(end_ns)
+        request.caught_up(end_ns)
         self._finished.append(number)
         if len(self._finished) > MAX_FINISHED:
             self._forget_oldest()
@@ -283,6 +301,7 @@ class PoolState(BlockFold):
             setattr(other, name, getattr(self, name).copy())
         other.requests = {number: request.copy() for number, request in self.requests.items()}
         other.violations = self.violations.copy()
+        other.evicted = self.evicted.copy()
         other._holders = {block: holders.copy() for block, holders in self._holders.items()}
         other._finished = self._finished.copy()
         other._displaced = self._displaced.copy()

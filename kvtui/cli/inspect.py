@@ -13,6 +13,7 @@ from kvtui.cli.errors import FAILED, UsageError
 if TYPE_CHECKING:
     from engine.trace.audit import Audit
     from engine.trace.reader import Recording
+    from kvtui.glyphs import Glyphs
 
 NAMED_VIOLATIONS = 5
 """Broken invariants that the report for people names."""
@@ -24,47 +25,88 @@ def inspect_command(
         int | None,
         typer.Option("--step", metavar="N", help="Show the state after this step; -1 is the last.", show_default=False),
     ] = None,
+    block: Annotated[
+        int | None,
+        typer.Option("--block", metavar="N", help="Tell what happened to this block.", show_default=False),
+    ] = None,
+    request: Annotated[
+        int | None,
+        typer.Option(
+            "--request", metavar="N", help="Tell where this request's time went, and why.", show_default=False
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Report on a recording: its header, its counts, and whether the invariants hold after every step.
 
     With --step N, the state at that step: requests with their block tables, and the pool block by block.
+    With --block N, everything that happened to a block up to the step (or the end): who took, filled, shared and
+    released it, and when its content was evicted. With --request N, where a request's time went (queued, prefill,
+    decode, preempted) and every decision about it with its numbers.
     Exits 1 where an invariant is broken, naming the first one with its block and step.
 
-    Example: kvtui inspect demo.mcap --step 120
+    Examples: kvtui inspect demo.mcap --step 120, kvtui inspect demo.mcap --request 7
     """
     from engine.trace.reader import Recording
     from kvtui.cli.recordings import find_recording
 
     with Recording.open(find_recording(file)) as recording:
+        if block is not None and request is not None:
+            raise UsageError("--block and --request ask for two reports: leave one of them out")
+        if block is not None or request is not None:
+            _inspect_why(recording, _index(recording, -1 if step is None else step), block, request, as_json)
+            return
         if step is not None:
-            _inspect_step(recording, step, as_json)
+            _inspect_step(recording, _index(recording, step), as_json)
             return
         from engine.trace.audit import audit
 
         found = audit(recording)
-        if as_json:
-            print(json.dumps(_audit_json(recording, found), indent=2))
-        else:
-            print("\n".join(_audit_lines(recording, found)))
+        _print(_audit_json(recording, found) if as_json else _audit_lines(recording, found))
         if found.num_violations or found.damage:
             raise typer.Exit(FAILED)
 
 
-def _inspect_step(recording: Recording, step: int, as_json: bool) -> None:
-    from kvtui.cli.inspect_state import state_json, state_lines
-    from kvtui.glyphs import ASCII, UNICODE
-
+def _index(recording: Recording, step: int) -> int:
+    """A step of the recording, counted from its end where negative."""
     if not recording.num_steps:
         raise UsageError(f"{recording.path} has no steps yet: leave --step out")
     index = step + recording.num_steps if step < 0 else step
     if not 0 <= index < recording.num_steps:
         raise UsageError(f"step {step} is not in {recording.path}: it has steps 0 to {recording.num_steps - 1}")
+    return index
+
+
+def _inspect_step(recording: Recording, index: int, as_json: bool) -> None:
+    from kvtui.cli.inspect_state import state_json, state_lines
+
     state = recording.state_at(index)
-    if as_json:
-        print(json.dumps(state_json(state), indent=2))
-        return
-    print("\n".join(state_lines(state, ASCII if _ascii_only() else UNICODE)))
+    _print(state_json(state) if as_json else state_lines(state, _glyphs()))
+
+
+def _inspect_why(recording: Recording, index: int, block: int | None, request: int | None, as_json: bool) -> None:
+    from kvtui.cli import inspect_why as why
+
+    if block is not None:
+        state, life = why.biography_at(recording, index, block)
+        _print(why.block_json(state, life) if as_json else why.block_lines(state, life, _glyphs()))
+    elif request is not None:
+        state, decided = why.request_at(recording, index, request)
+        _print(
+            why.request_json(state, request, decided)
+            if as_json
+            else why.request_lines(state, request, decided, _glyphs())
+        )
+
+
+def _print(report: dict[str, Any] | list[str]) -> None:
+    print(json.dumps(report, indent=2) if isinstance(report, dict) else "\n".join(report))
+
+
+def _glyphs() -> Glyphs:
+    from kvtui.glyphs import ASCII, UNICODE
+
+    return ASCII if _ascii_only() else UNICODE
 
 
 def _ascii_only() -> bool:
@@ -91,6 +133,7 @@ def _audit_json(recording: Recording, found: Audit) -> dict[str, Any]:
             "prefix_hit_rate": round(found.prefix_hit_rate, 4),
             "preemptions": found.preemptions,
             "evictions": found.evictions,
+            "regret_blocks": found.regret_blocks,
             "peak_used_blocks": found.peak_used,
             "peak_running": found.peak_running,
             "peak_waiting": found.peak_waiting,
@@ -141,6 +184,7 @@ def _audit_lines(recording: Recording, found: Audit) -> list[str]:
         ("peaks", f"{found.peak_used:,} blocks used, {found.peak_running:,} running, {found.peak_waiting:,} waiting"),
         ("preemptions", f"{found.preemptions:,}"),
         ("evictions", f"{found.evictions:,}"),
+        ("regret", _regret(recording, found)),
         ("operations", _counted(found.ops) or "none"),
         ("decisions", _counted(found.decisions) or "none"),
         ("invariants", _verdict(found)),
@@ -150,6 +194,14 @@ def _audit_lines(recording: Recording, found: Audit) -> list[str]:
     if found.damage:
         lines.append(f"{'damage':12} {clean(found.damage)}")
     return lines
+
+
+def _regret(recording: Recording, found: Audit) -> str:
+    blocks = found.regret_blocks
+    if not blocks:
+        return ""
+    tokens = blocks * recording.header.block_size
+    return f"{blocks:,} evicted blocks computed again, {tokens:,} prompt tokens: twice the blocks would have kept them"
 
 
 def _kib(recording: Recording) -> str:

@@ -1,0 +1,33 @@
+"""Regret in words: what a prompt computed again although the cache had had it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.trace.state import PoolState, RequestState
+
+
+def regret_words(request: RequestState, block_size: int) -> str | None:
+    """Such as `a prefix of 96 tokens was evicted 41 steps before: 6 blocks computed again`; None where nothing was."""
+    blocks = request.regret_blocks
+    if not blocks:
+        return None
+    ago = max(0, request.admitted_step - request.regret_step)
+    when = f"{_counted(ago, 'step')} before it was admitted" if ago else "in the step that admitted it"
+    return (
+        f"{blocks * block_size:,} tokens of its prefix were evicted {when}: {_counted(blocks, 'block')} computed again"
+    )
+
+
+def session_regret_words(state: PoolState) -> str | None:
+    """The same over all requests; None where nothing was computed again."""
+    blocks = state.regret_blocks
+    if not blocks:
+        return None
+    since = f" since step {state.regret_since:,}" if state.regret_since else ""
+    return f"{_counted(blocks, 'evicted block')} computed again ({blocks * state.header.block_size:,} tokens){since}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
