@@ -1,17 +1,22 @@
 """The way from a transformers model's attention layers to paged attention.
 
 transformers looks its attention up by name (`AttentionInterface`); the function registered here takes its place in
-every layer. What the batch is travels beside the tensors as the keyword `ctx`, which transformers hands through.
+every layer. What the batch is travels beside the tensors as the keyword `ctx`, which transformers hands through; for
+the few models whose layers drop keywords on the way (StableLM) it is also in a context variable.
 """
 
 from __future__ import annotations
 
+import contextlib
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from engine.attention.metadata import AttentionMetadata, PagedAttention
 
 ATTENTION_NAME = "engine_paged"
@@ -95,6 +100,19 @@ class ProbeContext:
         return torch.zeros(*query.shape[:2], value.shape[2], dtype=query.dtype, device=query.device)
 
 
+_current: ContextVar[LayerContext | None] = ContextVar("paged attention's batch", default=None)
+
+
+@contextlib.contextmanager
+def running(context: LayerContext) -> Iterator[None]:
+    """While it is open, layers that are handed no `ctx` take this one."""
+    token = _current.set(context)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
 def layer_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -125,7 +143,7 @@ def layer_attention(
         softcap: See `PagedAttention`.
         s_aux: Sinks, `[Hq]`.
         position_bias: Must be None.
-        ctx: The batch.
+        ctx: The batch; by default the one that is `running`.
 
     Returns:
         `[1, T, Hq, D]`, and None for the attention weights.
@@ -133,8 +151,9 @@ def layer_attention(
     Raises:
         HookError: The layer asks for what paged attention does not do.
     """
+    ctx = ctx or _current.get()
     if ctx is None:
-        raise HookError("the model does not hand its attention layers the batch's context")
+        raise HookError("the model runs without the batch's context")
     if attention_mask is not None:
         raise HookError("its layers bring an attention mask of their own")
     if position_bias is not None:

@@ -74,9 +74,14 @@ class HookedModel:
     def _run(
         self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, context: hook.LayerContext
     ) -> torch.Tensor:
-        # use_cache: by default transformers would keep keys and values of its own.
-        logits: torch.Tensor = self.model(
-            input_ids=input_ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=rows, ctx=context
-        ).logits[0]
+        with hook.running(context):
+            # use_cache: by default transformers would keep keys and values of its own.
+            logits: torch.Tensor = self.model(
+                input_ids=input_ids[None],
+                position_ids=positions[None],
+                use_cache=False,
+                logits_to_keep=rows,
+                ctx=context,
+            ).logits[0]
         # A model that does not know logits_to_keep gives all rows.
         return logits if len(logits) == len(rows) else logits[rows]
