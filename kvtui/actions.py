@@ -61,6 +61,7 @@ class Actions(App[None]):
         Binding("4", "panel(4)", "Panel: batch per iteration", id="app.batch"),
         Binding("5", "panel(5)", "Panel: inspector and text", id="app.text"),
         Binding("6", "panel(6)", "Panel: log", id="app.log"),
+        Binding("7", "panel(7)", "Panel: prefix tree", id="app.prefixes"),
         Binding("slash", "find", "Find a request or a block", id="app.find"),
         Binding("enter", "panel(5)", "Inspect", id="app.inspect"),
         Binding("escape", "deselect", "Select nothing", id="app.deselect"),

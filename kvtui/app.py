@@ -27,7 +27,7 @@ from kvtui.palette import Palette, ThemeError, load_palettes
 from kvtui.screens.main import MainScreen
 from kvtui.terminal import driver_for, drop_pending_writes, pending_writes, terminal_problem
 from kvtui.themes import PREFIX, Colorless, PlainScrollBar, textual_theme, variables_of
-from kvtui.view import BlockSelected, RequestSelected, View
+from kvtui.view import BlockSelected, PrefixSelected, RequestSelected, View
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -100,6 +100,8 @@ class KvtuiApp(Actions):
         self.exit_reason: str | None = None
         self._selected_request: int | None = None
         self._selected_block: int | None = None
+        self._selected_prefix: int | None = None
+        self._prefix_blocks: tuple[int, ...] = ()
         self._generation = source.generation
         self._pace = Pace()
         self.painter = Painter(self)
@@ -246,6 +248,8 @@ class KvtuiApp(Actions):
             glyphs=self.glyphs,
             selected_request=self._selected_request,
             selected_block=self._selected_block,
+            selected_prefix=self._selected_prefix,
+            selected_blocks=self._prefix_blocks,
             running=frozenset(member[0] for member in last.batch) if last is not None else frozenset(),
             listen_url=self.listen_url,
             names=self.names,
@@ -256,6 +260,14 @@ class KvtuiApp(Actions):
     def on_request_selected(self, message: RequestSelected) -> None:
         """A panel picked a request."""
         self.select(message.request, None)
+        if message.jump:
+            self.main.open_panel("requests")
+
+    def on_prefix_selected(self, message: PrefixSelected) -> None:
+        """A panel picked a prefix: its blocks are lit."""
+        self._selected_request = self._selected_block = None
+        self._selected_prefix, self._prefix_blocks = message.key, message.blocks
+        self.draw()
 
     def on_block_selected(self, message: BlockSelected) -> None:
         """A panel picked a block: whoever owns it is selected with it."""
@@ -280,6 +292,7 @@ class KvtuiApp(Actions):
     def select(self, request: int | None, block: int | None) -> None:
         """Select a request, a block, both, or nothing; all panels show it at once."""
         self._selected_request, self._selected_block = request, block
+        self._selected_prefix, self._prefix_blocks = None, ()
         self.draw()
 
     def select_block(self, block: int | None) -> None:

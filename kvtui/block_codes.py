@@ -47,6 +47,9 @@ MOSTLY_CACHED = 1 << 15
 UNIT_BITS = 16
 UNIT_MASK = (1 << UNIT_BITS) - 1
 
+OWN_HUES = -1
+"""Of what is selected: no hue for all of it."""
+
 FLASH_CHANGED, FLASH_EVICTED, FLASH_SWAPPED = 1, 2, 3
 
 
@@ -56,8 +59,8 @@ class Emphasis:
 
     Attributes:
         flash: By cell, 0 or the FLASH_ kind that it is lit up with; None where nothing is.
-        selected: Cells with blocks of the selected request, or None where none is selected.
-        selected_hue: Its place in the cycle.
+        selected: Cells with blocks of the selected request or prefix, or None where none is selected.
+        selected_hue: The request's place in the cycle; OWN_HUES lights the cells in the hues that they have.
         cursor: The cell of the selected block, or -1 where it is out of sight.
     """
 
@@ -110,8 +113,11 @@ def _emphasised(codes: NDArray[np.uint16], used: NDArray[np.bool_], emphasis: Em
     if emphasis.selected is not None:
         codes[used] |= DIMMED
         chosen = emphasis.selected
-        codes[chosen] &= np.uint16(UNIT_MASK & ~DIMMED & ~(HUE_MASK << HUE_SHIFT))
-        codes[chosen] |= np.uint16((emphasis.selected_hue + 1) << HUE_SHIFT)
+        if emphasis.selected_hue == OWN_HUES:
+            codes[chosen] = (codes[chosen] & np.uint16(UNIT_MASK & ~DIMMED)) | np.uint16(FLASH)
+        else:
+            codes[chosen] &= np.uint16(UNIT_MASK & ~DIMMED & ~(HUE_MASK << HUE_SHIFT))
+            codes[chosen] |= np.uint16((emphasis.selected_hue + 1) << HUE_SHIFT)
     if emphasis.flash is not None:
         lit = np.flatnonzero(emphasis.flash)
         kinds = emphasis.flash[lit]

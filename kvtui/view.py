@@ -37,6 +37,8 @@ class View:
         glyphs: Glyph says what.
         selected_request: All panels dim the others; None: nothing is selected.
         selected_block: None: nothing is selected.
+        selected_prefix: Content key of a prefix; None: none is selected. Then no request and no block is.
+        selected_blocks: The blocks that hold it: they stay lit.
         running: Requests in the batch of the last step.
         listen_url: Where requests can be sent to; None where nobody listens.
         names: What the requests are called.
@@ -49,17 +51,38 @@ class View:
     glyphs: Glyphs
     selected_request: int | None = None
     selected_block: int | None = None
+    selected_prefix: int | None = None
+    selected_blocks: tuple[int, ...] = ()
     running: frozenset[int] = frozenset()
     listen_url: str | None = None
     names: Names = field(default_factory=Names)
 
 
 class RequestSelected(Message):
-    """The user picked a request (or none) in a panel; the app answers with a new view."""
+    """The user picked a request (or none) in a panel; the app answers with a new view.
 
-    def __init__(self, request: int | None) -> None:
+    Attributes:
+        jump: Whether the user wants to be taken to it, out of the panel.
+    """
+
+    def __init__(self, request: int | None, jump: bool = False) -> None:
         super().__init__()
         self.request = request
+        self.jump = jump
+
+
+class PrefixSelected(Message):
+    """The user picked a prefix (or none) in a panel; the app answers with a new view.
+
+    Attributes:
+        key: Content key of a block in it.
+        blocks: The blocks that hold it.
+    """
+
+    def __init__(self, key: int | None, blocks: tuple[int, ...]) -> None:
+        super().__init__()
+        self.key = key
+        self.blocks = blocks
 
 
 class BlockSelected(Message):

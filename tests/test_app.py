@@ -212,6 +212,7 @@ TITLES = {
     "4": "Batch per iteration",
     "5": "Inspector",
     "6": "Log",
+    "7": "Prefix tree",
 }
 
 
@@ -233,7 +234,7 @@ async def test_every_panel_is_reached_by_number_by_tab_and_by_mouse_where_there_
             seen += [title for title in TITLES.values() if f"─ {title}" in text_of(live.app)][:1]
             await pilot.press("tab")
         assert set(seen) == set(TITLES.values())
-        bar = next(line for line in screen_lines(live.app) if "2 Requests" in line)
+        bar = next(line for line in screen_lines(live.app) if "3 Pool" in line)
         await pilot.click("#tabs", offset=(bar.index("3 Pool"), 0))
         await frame(pilot)
         assert "─ Free pool" in text_of(live.app)
@@ -565,3 +566,31 @@ async def test_a_resize_draws_what_comes_into_sight_also_while_nothing_happens(b
         picture = text_of(live.app)
     wanted = ("Requests ", "Free pool", "Batch per iteration") if after == (200, 50) else ("1 Blocks", "2 Requests")
     assert [shown for shown in wanted if shown not in picture] == []
+
+
+async def test_the_prefix_tree_shares_a_place_with_the_requests_and_leads_to_them() -> None:
+    live = Live()
+    live.ask(4)
+    async with live.app.run_test(size=(200, 50)) as pilot:
+        live.run(8)
+        await frame(pilot)
+        assert "─ Requests" in text_of(live.app)
+        await pilot.press("7")
+        await frame(pilot)
+        picture = text_of(live.app)
+        assert "─ Prefix tree" in picture
+        assert "─ Requests" not in picture
+        await pilot.press("down")
+        await frame(pilot)
+        view = live.app.view()
+        assert live.source.state.table(0)[0] in view.selected_blocks, "they were computed at once, so in several blocks"
+        assert view.selected_request is None
+        await pilot.press("enter")
+        await frame(pilot)
+        view = live.app.view()
+        assert view.selected_request == 0
+        assert view.selected_blocks == ()
+        assert "─ Requests" in text_of(live.app)
+        await pilot.press("7", "down", "escape")
+        await frame(pilot)
+        assert live.app.view().selected_prefix is None

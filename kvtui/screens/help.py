@@ -31,7 +31,7 @@ KEYS = (
     ("{left} {right}", "one step back, one on; ten with shift (a live engine only goes on)"),
     ("home end", "the first and the last step of a recording"),
     ("[ ]", "slower, faster"),
-    ("tab 1-6", "go to a panel: blocks, requests, free pool, batch, text, log"),
+    ("tab 1-7", "go to a panel: blocks, requests, free pool, batch, text, log, prefix tree"),
     ("h j k l", "move the cursor over the blocks; a click does the same"),
     ("up down", "move within the panel that has the focus"),
     ("+ -", "zoom the blocks in and out about the cursor; ctrl and the wheel do so about the pointer"),

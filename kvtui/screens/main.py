@@ -23,6 +23,7 @@ from kvtui.widgets.header_bar import HeaderBar
 from kvtui.widgets.inspector import Inspector
 from kvtui.widgets.legend import Legend, Scale
 from kvtui.widgets.log_panel import LogPanel
+from kvtui.widgets.prefix_tree import PrefixPanel
 from kvtui.widgets.request_table import RequestTable
 from kvtui.widgets.tab_bar import TABS, TabBar
 from kvtui.widgets.transport import Transport
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from engine.trace.events import StepTrace
     from kvtui.view import View
 
-LOG = len(TABS) - 1
+LOG = TABS.index("Log")
 _SHOWN_IN_TAB = (
     ("blocks-frame", "inspector"),
     ("requests",),
@@ -43,12 +44,15 @@ _SHOWN_IN_TAB = (
     ("batch",),
     ("inspector",),
     ("log",),
+    ("prefixes",),
 )
-_FOCUS_OF_TAB = ("blocks", "requests", "pool", "batch", "inspector", "log")
+_FOCUS_OF_TAB = ("blocks", "requests", "pool", "batch", "inspector", "log", "prefixes")
+_PLACES = (("requests", "prefixes"),)
+"""Panels that share a place where all are shown together: the one that was opened last is there."""
 _LEFT = frozenset({"blocks-frame", "inspector", "pool"})
 
 
-UNHURRIED_SECONDS = {"requests": 0.16, "pool": 0.3, "batch": 0.3}
+UNHURRIED_SECONDS = {"requests": 0.16, "pool": 0.3, "batch": 0.3, "prefixes": 0.3}
 """Panels whose many rows change with every step, and how often the eye needs them while steps stream by."""
 
 
@@ -82,7 +86,7 @@ class MainScreen(Screen[None]):
     #blocks-frame { height: 21fr; padding: 0 1; }
     #blocks { height: 1fr; }
     #inspector { height: 12fr; min-height: 7; padding: 0 1; } #pool { height: 11fr; min-height: 6; }
-    #requests { height: 1fr; } #batch { height: 1fr; }
+    #requests, #prefixes { height: 1fr; } #batch { height: 1fr; }
     #log { height: 9; }
     #too-small { display: none; width: 100%; height: 100%; content-align: center middle; text-align: center; }
 
@@ -99,7 +103,7 @@ class MainScreen(Screen[None]):
         #tabs { display: block; }
         #body { layout: vertical; }
         #left, #right { width: 100%; }
-        #pool, #requests, #batch, #log, #inspector { height: 1fr; }
+        #pool, #requests, #prefixes, #batch, #log, #inspector { height: 1fr; }
     }
     MainScreen.-narrow.-blocks-tab #inspector { height: 38%; min-height: 5; }
     MainScreen.-tiny {
@@ -121,6 +125,8 @@ class MainScreen(Screen[None]):
         self.wide = True
         self.tiny = False
         self.log_open = False
+        self.in_place = {place[0] for place in _PLACES}
+        """Of the panels that share a place, those that have it."""
         self._panels: list[Panel] = []
         self._stale: set[Panel] = set()
         self._later: dict[Panel, Later] = {}
@@ -140,6 +146,7 @@ class MainScreen(Screen[None]):
                 yield FreePool(id="pool", classes="framed")
             with Vertical(id="right"):
                 yield RequestTable(id="requests", classes="framed")
+                yield PrefixPanel(id="prefixes", classes="framed")
                 yield BatchTimeline(id="batch", classes="framed")
                 yield self.log_panel
         yield self.transport
@@ -186,8 +193,10 @@ class MainScreen(Screen[None]):
                 Content(f"kvtui needs {MIN_WIDTH} x {MIN_HEIGHT}; this is {width} x {height}. q quits.")
             )
         shown = set(_SHOWN_IN_TAB[self.tab])
-        for name in (*_LEFT, "requests", "batch", "log"):
-            self.query_one(f"#{name}").display = (name != "log" or self.log_open) if self.wide else name in shown
+        sharing = {name for place in _PLACES for name in place}
+        away = (sharing - self.in_place) | (set() if self.log_open else {"log"})
+        for name in (*_LEFT, "requests", "prefixes", "batch", "log"):
+            self.query_one(f"#{name}").display = name not in away if self.wide else name in shown
         self.query_one("#left").display = self.wide or bool(shown & _LEFT)
         self.query_one("#right").display = self.wide or not shown & _LEFT
         self.inspector.styles.height = None
@@ -200,6 +209,9 @@ class MainScreen(Screen[None]):
         self.tab = tab
         if self.wide and tab == LOG:
             self.log_open = not self.log_open
+        for place in _PLACES:
+            if _FOCUS_OF_TAB[tab] in place:
+                self.in_place = self.in_place - set(place) | {_FOCUS_OF_TAB[tab]}
         self.place_panels()
         target = self.query_one(f"#{_FOCUS_OF_TAB[tab]}")
         if target.display:
@@ -207,6 +219,10 @@ class MainScreen(Screen[None]):
         else:
             self.tab = 0
             self.grid.focus()
+
+    def open_panel(self, name: str) -> None:
+        """Show a panel by its id and give it the focus."""
+        self.open_tab(_FOCUS_OF_TAB.index(name))
 
     def next_panel(self, by: int) -> None:
         """Go around the panels."""

@@ -146,9 +146,10 @@ class BlockGrid(Panel):
             self._lay_out()
         if old is not None:
             self._follow_selection(old, view)
-        alike = old is not None and (old.selected_block, old.selected_request) == (
+        alike = old is not None and (old.selected_block, old.selected_request, old.selected_blocks) == (
             view.selected_block,
             view.selected_request,
+            view.selected_blocks,
         )
         self._recode(np.concatenate(dirty) if steps and alike and not anew else None)
 
@@ -157,9 +158,13 @@ class BlockGrid(Panel):
         if view.selected_block is not None and view.selected_block != old.selected_block:
             self.reveal(view.selected_block)
         elif view.selected_request is not None and view.selected_request != old.selected_request:
-            blocks = [block for block in view.state.table(view.selected_request) if block >= 0]
-            if blocks and not any(self._in_sight(block) for block in blocks[:4096]):
-                self.reveal(blocks[0])
+            self._reveal_any([block for block in view.state.table(view.selected_request) if block >= 0])
+        elif view.selected_prefix != old.selected_prefix:
+            self._reveal_any(view.selected_blocks)
+
+    def _reveal_any(self, blocks: Sequence[int]) -> None:
+        if blocks and not any(self._in_sight(block) for block in blocks[:4096]):
+            self.reveal(blocks[0])
 
     def _forget_counts(self) -> None:
         self._mix = None
@@ -314,11 +319,14 @@ class BlockGrid(Panel):
             table = np.array(view.state.table(view.selected_request), dtype=np.int64)
             cells = order.places_of(table[table >= 0]) // blocks - start
             selected = cells[(cells >= 0) & (cells < stop - start)]
+        elif view.selected_prefix is not None:
+            cells = order.places_of(np.array(view.selected_blocks, dtype=np.int64)) // blocks - start
+            selected = cells[(cells >= 0) & (cells < stop - start)]
         cursor = -1
         if view.selected_block is not None and view.selected_block < view.state.header.num_blocks:
             cell = order.place(view.selected_block) // blocks
             cursor = cell - start if start <= cell < stop else -1
-        hue = (view.selected_request or 0) % len(view.palette.hues)
+        hue = bc.OWN_HUES if view.selected_request is None else view.selected_request % len(view.palette.hues)
         return bc.Emphasis(flash, selected, hue, cursor)
 
     def _addresses_in(self, window: _Window) -> list[tuple[str, bool]]:

@@ -13,8 +13,19 @@ if TYPE_CHECKING:
 
     from kvtui.view import View
 
-TABS = ("Blocks", "Requests", "Pool", "Batch", "Text", "Log")
-"""In the order of the keys 1 to 6."""
+TABS = ("Blocks", "Requests", "Pool", "Batch", "Text", "Log", "Tree")
+"""In the order of the keys 1 to 7."""
+
+_SHORT = ("Blk", "Req", "Pool", "Bat", "Txt", "Log", "Tree")
+"""Where the terminal is too narrow for whole names."""
+
+
+_AROUND = 4
+"""Cells of a tab beside its name."""
+
+
+def _names(width: int) -> tuple[str, ...]:
+    return TABS if sum(len(name) + _AROUND for name in TABS) <= width + 1 else _SHORT
 
 
 class TabBar(LinePanel, can_focus=False):
@@ -47,18 +58,17 @@ class TabBar(LinePanel, can_focus=False):
         """The open tab stands out."""
         palette = view.palette
         line = Line(width, palette.blank)
-        for i, name in enumerate(TABS):
+        for i, name in enumerate(_names(width)):
             style = palette.strong + palette.selection if i == key[0] else palette.muted
             line.add(f" {i + 1} ", palette.accent + palette.selection if i == key[0] else palette.accent)
             line.add(f"{name} ", style)
-            line.gap()
         return line.strip()
 
     async def on_click(self, event: events.Click) -> None:
         """Open the tab under the pointer."""
         x = 0
-        for i, name in enumerate(TABS):
-            x += len(name) + 5
+        for i, name in enumerate(_names(self.size.width)):
+            x += len(name) + _AROUND
             if event.x < x:
                 await self.app.run_action(f"panel({i + 1})")
                 return

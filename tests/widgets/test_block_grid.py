@@ -94,6 +94,24 @@ async def test_a_shared_block_lights_up_for_each_of_its_holders() -> None:
         assert cell(grid, shared)[1].bgcolor == PALETTE.hue(second).color
 
 
+async def test_the_blocks_of_a_selected_prefix_are_lit_held_or_not_and_all_others_dimmed() -> None:
+    session = Session(num_blocks=30, block_size=4)
+    session.ask("one two three four five six seven eight", max_tokens=1)
+    session.run(3)
+    holder = session.ask("nine ten eleven twelve thirteen fourteen", max_tokens=20)
+    session.run(2)
+    kept = int(((session.state.key != 0) & (session.state.refs == 0)).argmax())
+    held, other = session.state.table(holder)[:2]
+    assert session.state.refs[kept] == 0
+    view = replace(session.view(), selected_prefix=1, selected_blocks=(kept, held))
+    grid = BlockGrid()
+    async with shown(grid, view, 80, 8):
+        await settle(grid, view)
+        assert cell(grid, kept)[1] == PALETTE.lit(PALETTE.cached)
+        assert cell(grid, held)[1] == PALETTE.lit(PALETTE.hue(holder))
+        assert cell(grid, other)[1] == PALETTE.hue(holder, selected=holder + 1)
+
+
 async def test_what_a_step_changed_stays_lit_while_paused_and_goes_out_when_running() -> None:
     session = Session(num_blocks=24)
     now = [100.0]

@@ -1,0 +1,448 @@
+"""The prefix cache as a tree: what is kept, who uses it now, and how often it was found."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from textual.binding import Binding
+
+from kvtui.prefix_tree import Place, PrefixTree, blocks_of
+from kvtui.safe_text import clean, fit
+from kvtui.view import PrefixSelected, RequestSelected
+from kvtui.widgets.line import Line
+from kvtui.widgets.line_panel import LinePanel
+from kvtui.widgets.wheel import WheelScrolled
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from rich.style import Style
+    from textual import events
+    from textual.binding import BindingType
+    from textual.strip import Strip
+
+    from engine.trace.events import StepTrace
+    from engine.trace.state import PoolState
+    from kvtui.glyphs import Glyphs
+    from kvtui.prefix_tree import Node, Run
+    from kvtui.view import View
+
+_WIDE = 70
+_DEEPEST = 12
+"""Levels that are drawn; deeper ones stand at this one, with their level as a number."""
+_LONGEST_PIECE = 64
+"""Characters of one token that are looked at."""
+
+
+_HEADING = ("heading",)
+
+
+class Row(NamedTuple):
+    """One line of the tree, equal only where it looks equal.
+
+    Attributes:
+        key: Of the run's first content.
+        guides: For each level from the left, whether its run is the last among its siblings.
+        refs: References of the first block: requests that use the run now.
+        owner: Whose hue it has; -1: nobody's.
+        dimmed: Another request, or another prefix, is selected.
+        last: Step of the last operation on its first block; -1 where that is not known.
+        counts: Blocks in use, cached, on the CPU pool alone.
+        lost: Its beginning is gone, so that nobody can find it.
+    """
+
+    key: int
+    guides: tuple[bool, ...]
+    marked: bool
+    selected: bool
+    dimmed: bool
+    folded: bool
+    lost: bool
+    refs: int
+    owner: int
+    hits: int
+    last: int
+    counts: tuple[int, int, int]
+    text: str
+
+
+class PrefixPanel(WheelScrolled, LinePanel):
+    """Runs of blocks without a branching between them, a line each; the most hit first.
+
+    Moving the cursor lights a run's blocks in the grid (`PrefixSelected`). Enter goes to the requests that use it, one
+    after the other (`RequestSelected`). Only the lines in sight are worked out.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "go_to_request", "go to a request that uses it", show=False, id="prefixes.request"),
+        Binding("minus", "fold(True)", "fold", show=False, id="prefixes.fold"),
+        Binding("plus,equals_sign", "fold(False)", "unfold", show=False, id="prefixes.unfold"),
+        Binding("k", "scroll_up", "up", show=False, id="prefixes.up"),
+        Binding("j", "scroll_down", "down", show=False, id="prefixes.down"),
+    ]
+
+    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:  # noqa: A002
+        super().__init__(id=id, classes=classes)
+        self.prefixes: PrefixTree | None = None
+        self._of: PoolState | None = None
+        self._folded: set[int] = set()
+        self._top: int | None = None
+        """Key of the first line; the lines are known by keys, since runs come and go."""
+        self._cursor: int | None = None
+        self._shown: list[int] = []
+        self._lit: tuple[int, tuple[int, ...]] | None = None
+
+    # -- following -----------------------------------------------------------------------------------------------
+
+    def follow(self, view: View, steps: Sequence[StepTrace], reset: bool) -> None:
+        """Bring the tree up to date; the state is ahead of all that was told before."""
+        state = view.state
+        if self.prefixes is None or self._of is None or self._of.header is not state.header:
+            self.prefixes = PrefixTree(state.header)
+            reset = True
+        if reset or self._of is not state:
+            self.prefixes.jump(state)
+        else:
+            self.prefixes.follow(state, steps)
+        self._of = state
+        self._folded.intersection_update(self.prefixes.nodes)
+        self._light(view)
+        self._title_of(view, self.prefixes)
+
+    def _title_of(self, view: View, tree: PrefixTree) -> None:
+        glyphs, counts = view.glyphs, tree.counts
+        parts = [f"{counts[Place.USED]:,} in use", f"{counts[Place.CACHED]:,} cached"]
+        if view.state.header.num_cpu_blocks:
+            parts.append(f"{counts[Place.CPU]:,} on the CPU")
+        rate = view.history.prefix_hit_rate
+        if rate is not None:
+            parts.append(f"hit rate {rate:.0%}")
+        first = f"Prefix tree {glyphs.horizontal} {_count(sum(counts), 'block')}"
+        self.set_title(first, *parts, separator=f" {glyphs.dot} ")
+
+    def _light(self, view: View) -> None:
+        """Tell which blocks the selected run has now, where it has grown or shrunk."""
+        key = view.selected_prefix
+        if key is None or self.prefixes is None:
+            self._lit = None
+            return
+        node = self.prefixes.nodes.get(key)
+        lit = (key, tuple(blocks_of(node.run.nodes)) if node is not None else ())
+        if lit[1] != view.selected_blocks and lit != self._lit:
+            self._lit = lit
+            self.post_message(PrefixSelected(*lit) if node is not None else PrefixSelected(None, ()))
+
+    # -- the window ----------------------------------------------------------------------------------------------
+
+    def _run(self, key: int | None) -> Run | None:
+        node = self.prefixes.nodes.get(key) if self.prefixes is not None and key is not None else None
+        return node.run if node is not None else None
+
+    def _nearest(self, key: int | None) -> Run | None:
+        """The run of a key or, where that is gone, one that stood near it."""
+        run = self._run(key)
+        if run is None and key in self._shown:
+            at = self._shown.index(key)
+            near = [*self._shown[at:], *self._shown[:at][::-1]]
+            run = next((there for k in near if (there := self._run(k)) is not None), None)
+        return run
+
+    def _window(self, height: int) -> list[Run]:
+        """The runs in sight, from the first one on; at the end of the tree the window is filled from above."""
+        assert self.prefixes is not None
+        run = self._nearest(self._top) or self.prefixes.after(self.prefixes.top, self._folded)
+        runs: list[Run] = []
+        while run is not None and len(runs) < height:
+            runs.append(run)
+            run = self.prefixes.after(run, self._folded)
+        while runs and len(runs) < height and (run := self.prefixes.before(runs[0], self._folded)) is not None:
+            runs.insert(0, run)
+        self._top = runs[0].nodes[0].key if runs else None
+        return runs
+
+    @property
+    def _heading(self) -> int:
+        return 1 if self.size.height >= 3 else 0
+
+    def rows(self, view: View, width: int, height: int) -> Sequence[Hashable]:
+        """The heading and the runs in sight."""
+        if self.prefixes is None or not self.prefixes.nodes:
+            return _empty_state(view)
+        cursor = self._nearest(self._cursor)
+        window = max(1, height - self._heading)
+        runs = self._window(window)
+        if cursor is not None and cursor not in runs and self._cursor in self._shown:
+            # It was in sight, and something that came in above it has pushed it out.
+            self._top = self._back_from(cursor, window - 1)
+            runs = self._window(window)
+        if cursor is not None and self._cursor != cursor.nodes[0].key:
+            self._cursor = cursor.nodes[0].key
+        self._shown = [run.nodes[0].key for run in runs]
+        selected = self._run(view.selected_prefix)
+        marked = (cursor or runs[0]) if self.has_focus else None
+        keys: list[Hashable] = [_HEADING] if self._heading else []
+        keys += [self._row(view, run, run is marked, selected, width) for run in runs]
+        return keys
+
+    def _row(self, view: View, run: Run, marked: bool, selected: Run | None, width: int) -> Row:
+        state, head = view.state, run.nodes[0]
+        block = head.blocks[0] if head.blocks else -1
+        refs = sum(int(state.refs[b]) for b in head.blocks)
+        tree = self.prefixes
+        assert tree is not None
+        request = view.selected_request
+        dimmed = (
+            run is not selected if selected is not None else request is not None and not _uses(state, request, head)
+        )
+        lasts = [int(state.touched[b]) for node in (head, run.nodes[-1]) for b in node.blocks]
+        return Row(
+            key=head.key,
+            guides=_guides(tree, run),
+            marked=marked,
+            selected=run is selected,
+            dimmed=dimmed,
+            folded=bool(run.below) and head.key in self._folded,
+            lost=run.above is tree.top and (head.parent != 0 or (block >= 0 and int(state.logical[block]) > 0)),
+            refs=refs,
+            owner=int(state.owner[block]) if refs and block >= 0 else -1,
+            hits=run.hits,
+            last=max(lasts, default=-1),
+            counts=(run.counts[0], run.counts[1], run.counts[2]),
+            text=_text_of(state, run, width, view.glyphs),
+        )
+
+    # -- drawing -------------------------------------------------------------------------------------------------
+
+    def draw(self, view: View, key: Hashable, width: int) -> Strip:
+        """The heading or one run."""
+        return _draw_row(view, key, width) if isinstance(key, Row) else _draw_heading(view, width)
+
+    # -- acting --------------------------------------------------------------------------------------------------
+
+    def _back_from(self, run: Run, lines: int) -> int:
+        """Key of the run so many lines above, or of the first one."""
+        for _ in range(lines):
+            above = self.prefixes.before(run, self._folded) if self.prefixes is not None else None
+            if above is None:
+                break
+            run = above
+        return run.nodes[0].key
+
+    def _put_cursor(self, run: Run | None) -> None:
+        """Put the cursor on a run, bring it into sight, and select it."""
+        if run is None or self.prefixes is None:
+            return
+        key = run.nodes[0].key
+        if key not in self._shown:
+            window = max(1, self.size.height - self._heading)
+            first = self._run(self._shown[0]) if self._shown else None
+            if first is not None and self.prefixes.before(first, self._folded) is run:
+                self._top = key
+            else:
+                self._top = self._back_from(run, window - 1)
+        self._cursor = key
+        self.redraw()
+        self.post_message(PrefixSelected(key, tuple(blocks_of(run.nodes))))
+
+    def _move(self, rows: int) -> None:
+        if self.prefixes is None or not self.prefixes.nodes:
+            return
+        if self._cursor is None:
+            self._put_cursor(self._run(self._shown[0]) if self._shown else self.prefixes.after(self.prefixes.top))
+            return
+        run = self._nearest(self._cursor)
+        for _ in range(abs(rows)):
+            if run is None:
+                break
+            beside = (self.prefixes.after if rows > 0 else self.prefixes.before)(run, self._folded)
+            if beside is None:
+                break
+            run = beside
+        self._put_cursor(run)
+
+    def action_scroll_up(self) -> None:
+        """Select the run above."""
+        self._move(-1)
+
+    def action_scroll_down(self) -> None:
+        """Select the run below."""
+        self._move(1)
+
+    def action_page_up(self) -> None:
+        """Go up by a window."""
+        self._move(-max(1, self.size.height - self._heading))
+
+    def action_page_down(self) -> None:
+        """Go down by a window."""
+        self._move(max(1, self.size.height - self._heading))
+
+    def action_fold(self, fold: bool) -> None:
+        """Hide or show what branches off from the run under the cursor."""
+        run = self._nearest(self._cursor)
+        if run is not None and run.below:
+            (self._folded.add if fold else self._folded.discard)(run.nodes[0].key)
+            self.redraw()
+
+    def action_go_to_request(self) -> None:
+        """Select a request that uses the run under the cursor; the next one each time."""
+        view, run = self.view, self._nearest(self._cursor)
+        if view is None:
+            return
+        if run is None:
+            self._move(0)
+            return
+        users = _users(view.state, run.nodes[0])
+        if not users:
+            self.app.notify("no request uses this prefix now", timeout=2, markup=False)
+            return
+        at = users.index(view.selected_request) + 1 if view.selected_request in users else 0
+        self.post_message(RequestSelected(users[at % len(users)], jump=True))
+
+    def on_click(self, event: events.Click) -> None:
+        """Select the run that was clicked."""
+        offset = event.get_content_offset(self)
+        if offset is not None and 0 <= offset.y - self._heading < len(self._shown):
+            self._put_cursor(self._run(self._shown[offset.y - self._heading]))
+
+    def scroll_rows(self, rows: int) -> None:
+        """Move the window; the cursor stays where it is."""
+        run = self._run(self._top)
+        for _ in range(abs(rows)):
+            if run is None or self.prefixes is None:
+                return
+            run = (self.prefixes.after if rows > 0 else self.prefixes.before)(run, self._folded) or run
+        if run is not None:
+            self._top = run.nodes[0].key
+            self.redraw()
+
+    def on_focus(self) -> None:
+        """Show the cursor."""
+        self.redraw()
+
+    def on_blur(self) -> None:
+        """Hide the cursor."""
+        self.redraw()
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _uses(state: PoolState, request: int, node: Node) -> bool:
+    """Whether the request has the node's content in its table."""
+    table = state.table(request)
+    return any(
+        0 <= (place := int(state.logical[block])) < len(table) and table[place] == block for block in node.blocks
+    )
+
+
+def _users(state: PoolState, node: Node) -> list[int]:
+    return [number for number, request in state.requests.items() if request.table and _uses(state, number, node)]
+
+
+def _guides(tree: PrefixTree, run: Run) -> tuple[bool, ...]:
+    """From the outermost level inwards; a run at the top has none. At most `_DEEPEST`, the innermost."""
+    guides: list[bool] = []
+    while run.above is not None and run.above is not tree.top and len(guides) < _DEEPEST:
+        guides.append(tree.is_last(run))
+        run = run.above
+    return tuple(reversed(guides))
+
+
+def _text_of(state: PoolState, run: Run, cells: int, glyphs: Glyphs) -> str:
+    """The beginning of a run's text, safe to draw; empty where whose it was is not known any more."""
+    pieces: list[str] = []
+    size = 0
+    for node in run.nodes:
+        there = next((text for block in node.blocks if (text := state.block_text(block))), None) or _cpu_text(
+            state, node
+        )
+        if not there or size >= cells:
+            break
+        for piece in there:
+            pieces.append(piece[:_LONGEST_PIECE])
+            size += len(pieces[-1])
+    return clean("".join(pieces).strip(), ascii_only=glyphs.ascii, limit=2 * cells)
+
+
+def _cpu_text(state: PoolState, node: Node) -> list[str]:
+    size = state.header.block_size
+    for block in node.cpu_blocks:
+        request = state.requests.get(int(state.cpu_owner[block]))
+        place = int(state.cpu_logical[block])
+        if request is not None and place >= 0:
+            return request.pieces[place * size : (place + 1) * size]
+    return []
+
+
+def _empty_state(view: View) -> list[Hashable]:
+    header = view.state.header
+    if not header.prefix_caching:
+        why = "--no-prefix-caching" if header.policy == "paged" else f"--policy {clean(header.policy, limit=20)}"
+        return ["", "Prefix caching is off in this session, so no prefix is kept.", f"It was started with {why}."]
+    lines: list[Hashable] = ["", "No prefix yet."]
+    lines.append(f"One appears once a request has computed its first {_count(header.block_size, 'token')}, a block.")
+    if view.source.live:
+        url = clean(view.listen_url, ascii_only=view.glyphs.ascii, limit=100) if view.listen_url else None
+        to = f"kvtui inject --url {url}" if url else "kvtui run"
+        lines += ["Questions about one document show it best:", f"  {to} --workload rag"]
+    else:
+        lines.append(f"Go on with {view.glyphs.arrow_right} or the space bar.")
+    return lines
+
+
+def _draw_heading(view: View, width: int) -> Strip:
+    palette = view.palette
+    line = Line(width, palette.blank).gap().add(" now", palette.faint).add(" hits", palette.faint)
+    if width >= _WIDE:
+        line.add("  last step", palette.faint)
+    return line.gap(2).add("prefix", palette.faint).strip()
+
+
+def _draw_row(view: View, row: Row, width: int) -> Strip:
+    palette, glyphs = view.palette, view.glyphs
+    faint = palette.faint
+    line = Line(width, palette.blank)
+    line.add(glyphs.cursor if row.marked else " ", palette.accent)
+    hue = faint if row.dimmed else palette.cached if row.owner < 0 else palette.hue(row.owner)
+    refs = f"{row.refs:,}" if row.refs else glyphs.free
+    line.gap(4 - len(refs)).add(refs, palette.badge(hue) if row.refs > 1 and not row.dimmed else hue)
+    strong = faint if row.dimmed or not row.hits else palette.text
+    line.add(f"{row.hits:>5,}" if row.hits else glyphs.free.rjust(5), strong)
+    if width >= _WIDE:
+        last = "now" if row.refs else f"{row.last:,}" if row.last >= 0 else ""
+        line.add(last.rjust(11), faint if row.dimmed else palette.muted)
+    line.gap(2)
+    _draw_guides(line, row.guides, view)
+    if row.folded:
+        line.add("+ ", faint if row.dimmed else palette.accent)
+    styles: tuple[tuple[str, Style], ...] = (
+        (glyphs.levels[-1], hue),
+        (glyphs.cached, faint if row.dimmed else palette.cached),
+        (glyphs.swapped, faint if row.dimmed else palette.warning),
+    )
+    plain = faint if row.dimmed else palette.muted
+    mixed = sum(count > 0 for count in row.counts) > 1
+    for (glyph, style), count in zip(styles, row.counts, strict=True):
+        if count:
+            line.add(glyph, style).add(f"{count:,} " if mixed else " ", faint if row.dimmed else palette.text)
+    blocks = sum(row.counts)
+    tokens = blocks * view.state.header.block_size
+    size = f"{_count(blocks, 'block')} {glyphs.dot} {_count(tokens, 'token')}  "
+    if width < _WIDE:
+        size = f"{tokens:,} tok  "
+    line.add(size, plain)
+    if row.lost:
+        line.add("beginning gone ", faint if row.dimmed else palette.warning)
+    text = row.text or "(its text is not kept any more)"
+    line.add(fit(text, line.room, ascii_only=glyphs.ascii), plain if row.dimmed or not row.text else palette.text)
+    return line.strip(palette.selection if row.selected else None)
+
+
+def _draw_guides(line: Line, guides: tuple[bool, ...], view: View) -> None:
+    ascii_only, style = view.glyphs.ascii, view.palette.faint
+    through, blank, tee, corner = ("| ", "  ", "|-", "`-") if ascii_only else ("│ ", "  ", "├─", "└─")
+    for last in guides[:-1]:
+        line.add(blank if last else through, style)
+    if guides:
+        line.add(corner if guides[-1] else tee, style)
