@@ -183,6 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=Path("gpu-report"), help="folder for the two reports")
     parser.add_argument("--seconds", type=float, default=270, help="no measurement is begun after this")
     parser.add_argument("--no-model", action="store_true", help="only the kernels")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON, and nothing else")
     parser.add_argument("--tune", action="store_true", help="also try other tiles")
     options = parser.parse_args(arguments)
     missing = _missing()
@@ -191,12 +192,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     import torch
 
-    report = Report(options.seconds)
+    report = Report(options.seconds, echo=(lambda _: None) if options.json else print)
     run(report, torch.device("cuda", torch.cuda.current_device()), model=not options.no_model, tune=options.tune)
     options.output.mkdir(parents=True, exist_ok=True)
     card = re.sub(r"[^a-z0-9]+", "-", str(report.machine["card"]).lower()).strip("-")
     for suffix, text in ((".json", report.as_json()), (".md", report.as_markdown())):
         (options.output / f"{card}{suffix}").write_text(text, encoding="utf-8")
+    if options.json:
+        print(report.as_json(), end="")
+        return 1 if report.failed else 0
     passed = len(report.checks) - len(report.failed)
     print(f"{passed} of {len(report.checks)} checks passed in {report.elapsed:.0f} s; {options.output}/{card}.md")
     return 1 if report.failed else 0

@@ -27,6 +27,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from engine.engine import PagedEngine
     from engine.trace.events import Header, RequestArrived, StepTrace
 
@@ -205,15 +207,17 @@ def _measure(options: argparse.Namespace) -> dict[str, object]:
     }
 
 
-def _main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m kvtui.bench.attached", description=__doc__.splitlines()[0])
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit status."""
+    summary = (__doc__ or "").splitlines()[0]
+    parser = argparse.ArgumentParser(prog="python -m kvtui.bench.attached", description=summary)
     parser.add_argument("--size", default="200x50", help="columns x rows of the terminal")
     parser.add_argument("--windows", type=int, default=12, help=f"windows of {_WINDOW} steps on each side")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--side", choices=("headless", "attached"), help=argparse.SUPPRESS)
     parser.add_argument("--pipes", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.side is not None:
         go, said = (int(n) for n in options.pipes.split(","))
         _run_side(options.side, options.model, options.windows, _Turns(go, said))
@@ -235,4 +239,4 @@ def _main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_main())
+    sys.exit(main())

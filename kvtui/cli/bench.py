@@ -20,6 +20,8 @@ class BenchName(enum.StrEnum):
     trace = "trace"
     quality = "quality"
     screen = "screen"
+    attached = "attached"
+    gpu = "gpu"
 
 
 MODULES = {
@@ -29,22 +31,35 @@ MODULES = {
     BenchName.trace: "engine.bench.trace",
     BenchName.quality: "engine.bench.agreement",
     BenchName.screen: "kvtui.bench.screen",
+    BenchName.attached: "kvtui.bench.attached",
+    BenchName.gpu: "engine.bench.gpu",
 }
 
 
 def bench_command(
-    name: Annotated[BenchName, typer.Argument(help="engine, attention, pool, trace, quality, or screen.")],
+    name: Annotated[BenchName, typer.Argument(help="What is measured: see above.")],
     options: Annotated[
         list[str] | None, typer.Argument(metavar="[-- OPTIONS]", help="Of the benchmark; '-- --help' lists them.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Measure this machine: throughput beside the peers, attention, pool, trace, quality, screen.
+    """Measure this machine: throughput beside the peers, attention, pool, trace, quality, screen, GPU.
 
-    [bold]engine[/]: tokens a second beside transformers (and vLLM, OpenVINO GenAI where installed), and paging beside
-    the older ways. [bold]attention[/]: what paging costs the kernel. [bold]pool[/]: blocks and scheduler steps.
-    [bold]trace[/]: tracing and recording. [bold]quality[/]: agreement with transformers.
-    [bold]screen[/]: drawing.
+    [bold]engine[/]: tokens a second beside transformers, vLLM, OpenVINO GenAI
+
+    [bold]attention[/]: what paging costs the kernel
+
+    [bold]pool[/]: blocks and scheduler steps
+
+    [bold]trace[/]: tracing, recording, seeking
+
+    [bold]quality[/]: agreement of tokens with transformers
+
+    [bold]screen[/]: drawing
+
+    [bold]attached[/]: what the dashboard costs the engine
+
+    [bold]gpu[/]: the kernels and whole models on a GPU
 
     Example: kvtui bench engine -- --workload mixed.json --rounds 3
     """
@@ -54,4 +69,6 @@ def bench_command(
         if (error.name or "").split(".")[0] in ("engine", "kvtui"):
             raise
         raise UsageError(f"bench {name.value} needs {error.name}: pip install 'kvtui[engine]'") from error
-    module.main([*(options or []), *(["--json"] if as_json else [])])
+    status = module.main([*(options or []), *(["--json"] if as_json else [])])
+    if status:
+        raise typer.Exit(status)
