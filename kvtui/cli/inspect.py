@@ -45,7 +45,7 @@ def inspect_command(
     decode, preempted) and every decision about it with its numbers.
     Exits 1 where an invariant is broken, naming the first one with its block and step.
 
-    Examples: kvtui inspect demo.mcap --step 120, kvtui inspect demo.mcap --request 7
+    Example: kvtui inspect demo.mcap --request 7
     """
     from engine.trace.reader import Recording
     from kvtui.cli.recordings import find_recording

@@ -19,7 +19,7 @@ COMMANDS = {
     "inject": "Send requests to a running session and report latency and throughput.",
     "inspect": "Report on a recording: its header, its counts, and whether the invariants hold after every step.",
     "shot": "Draw a recording at one step into an SVG file.",
-    "bench": "Measure this machine: throughput beside the peers, attention, pool, trace, quality, screen.",
+    "bench": "Measure this machine: throughput beside the peers, attention, pool, trace, quality, screen, GPU.",
     "doctor": "Say what kvtui finds on this machine, and what to do about what is missing.",
 }
 """Each command's one line; command `x` is `x_command` in `kvtui.cli.x`."""
