@@ -108,7 +108,12 @@ class Ink(dict[int, str]):
         moves = -(_ELSEWHERE + ((lines[row] + (y + 1)) << _COLUMN_BITS) + first % columns + (x + 1))
         again = np.flatnonzero(row[1:] == row[:-1]) + 1
         moves[again] = first[again - 1] + length[again - 1] - first[again]
-        keys = np.insert(_keys(codes, starts), np.searchsorted(starts, offset), moves)
+        at = np.searchsorted(starts, offset) + np.arange(len(offset))
+        keys = np.empty(len(starts) + len(moves), dtype=np.int64)
+        is_run = np.ones(len(keys), dtype=np.bool_)
+        is_run[at] = False
+        keys[at] = moves
+        keys[is_run] = _keys(codes, starts)
         return "".join(map(self.__getitem__, keys.tolist()))
 
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from engine.trace.bulk_fold import LEAST, apply_in_bulk
 from engine.trace.events import NO_BLOCK, NO_REQUEST, Op, Phase
 from engine.trace.invariants import Violation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from engine.trace.events import BlockOp, Header
     from engine.trace.request_state import RequestState
@@ -137,8 +138,18 @@ class BlockFold:
             idle, order = idle[first], order[first]
         return idle[np.argsort(order)][: max(0, most)]
 
-    def apply_ops(self, ops: Iterable[BlockOp]) -> None:
+    def apply_ops(self, ops: Sequence[BlockOp]) -> None:
         """The block operations of the step `self.step`, in order."""
+        if len(ops) < LEAST:
+            self.apply_each(ops)
+        else:
+            apply_in_bulk(self, ops)
+        for block, request in self._displaced:
+            self._violate("tables", block, f"request {request} put another block in its place without releasing it")
+        self._displaced.clear()
+
+    def apply_each(self, ops: Iterable[BlockOp]) -> None:
+        """Some operations of a step, one by one."""
         n = self.header.num_blocks
         size = self.header.block_size
         refs, filled, keys = self._m_refs, self._m_filled, self._m_key
@@ -187,11 +198,19 @@ class BlockFold:
                 continue
             last_op[block] = op
             touched[block] = index
-        for block, request in self._displaced:
-            self._violate("tables", block, f"request {request} put another block in its place without releasing it")
-        self._displaced.clear()
 
-    def _place(self, block: int, request: int, logical: int) -> None:
+    @property
+    def displaces(self) -> bool:
+        """Whether a block of this step lost its place in a table and may still be released in due form."""
+        return bool(self._displaced)
+
+    def queue_up(self, blocks: npt.NDArray[np.int64]) -> None:
+        """Put released blocks at the end of the free queue, in order."""
+        self.free_order[blocks] = np.arange(self._next_order, self._next_order + len(blocks))
+        self._next_order += len(blocks)
+
+    def place(self, block: int, request: int, logical: int) -> None:
+        """Put a block into a request's table."""
         state = self.requests.get(request)
         if state is None:
             self._violate("request", block, f"it went to request {request}, which never arrived")
@@ -222,7 +241,7 @@ class BlockFold:
         self.used += 1
         self._m_filled[block] = 0
         self._own(block, request, logical)
-        self._place(block, request, logical)
+        self.place(block, request, logical)
 
     def _own(self, block: int, request: int, logical: int) -> None:
         self._m_owner[block] = request if 0 <= request <= INT32_MAX else NO_REQUEST
@@ -248,7 +267,7 @@ class BlockFold:
             refs[block] = held + 1
         if self._m_key[block] != 0 and self._m_hits[block] < INT32_MAX:
             self._m_hits[block] += 1
-        self._place(block, request, logical)
+        self.place(block, request, logical)
 
     def _release(self, block: int, request: int) -> None:
         refs = self._m_refs
@@ -256,7 +275,7 @@ class BlockFold:
         if held <= 0:
             self._violate("free_queue", block, f"request {request} released it, but it is free already")
             return
-        self._unplace(block, request)
+        self.unplace(block, request)
         if held > 1:
             refs[block] = held - 1
             self._hand_over(block, request)
@@ -274,7 +293,8 @@ class BlockFold:
             self._m_filled[block] = 0
             self._m_logical[block] = -1
 
-    def _unplace(self, block: int, request: int) -> None:
+    def unplace(self, block: int, request: int) -> None:
+        """Take a block out of a request's table."""
         if self._displaced and (block, request) in self._displaced:
             self._displaced.remove((block, request))
             return
@@ -287,6 +307,8 @@ class BlockFold:
             table.pop()
             while table and table[-1] == NO_BLOCK:
                 table.pop()
+        elif self._m_owner[block] == request and table[self._m_logical[block] : self._m_logical[block] + 1] == [block]:
+            table[self._m_logical[block]] = NO_BLOCK
         elif block in table:
             table[table.index(block)] = NO_BLOCK
         else:
