@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 MAX_VIOLATIONS = 64
 """Violations that are named, the earliest."""
+_MOST = 1 << 52
+"""Largest level that is believed."""
 _BLOCKS_PER_CHECK = 2048
 """A pool of so many blocks is checked after every step, one twice as large after every second, and so on."""
 
@@ -46,6 +49,7 @@ class Audit:
         decisions: Decisions by their verb.
         peak_used: Most blocks in use after a step.
         regret_blocks: See `PoolState.regret_blocks`.
+        levels: Five numbers a step: requests waiting, running, in its batch; tokens scheduled, and preemptions.
         check_interval: All invariants were checked after every so many steps, and after the last.
         violations: The earliest broken invariants.
         num_violations: How many were found.
@@ -68,6 +72,7 @@ class Audit:
     peak_running: int = 0
     peak_waiting: int = 0
     regret_blocks: int = 0
+    levels: array[int] = field(default_factory=lambda: array("q"))
     check_interval: int = 1
     violations: list[Violation] = field(default_factory=list)
     num_violations: int = 0
@@ -121,8 +126,13 @@ def _count(found: Audit, step: StepTrace, state: PoolState) -> None:
     found.num_steps += 1
     found.duration_ns = step.start_ns + step.schedule_ns + step.execute_ns + step.sample_ns + step.update_ns
     found.generated_tokens += len(step.tokens)
-    found.computed_tokens += sum(member[3] for member in step.batch)
-    found.preemptions += sum(decision.kind == DecisionKind.PREEMPTED for decision in step.decisions)
+    scheduled = sum(member[3] for member in step.batch)
+    preemptions = sum(decision.kind == DecisionKind.PREEMPTED for decision in step.decisions)
+    found.computed_tokens += scheduled
+    found.preemptions += preemptions
+    counters = step.counters
+    levels = (counters.waiting, counters.running, len(step.batch), scheduled, preemptions)
+    found.levels.extend(min(max(level, 0), _MOST) for level in levels)
     for finish in step.finished:
         found.finished[_REASONS[finish.reason]] += 1
     found.peak_used = max(found.peak_used, state.used)

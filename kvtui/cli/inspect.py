@@ -13,6 +13,7 @@ from kvtui.cli.errors import FAILED, UsageError
 if TYPE_CHECKING:
     from engine.trace.audit import Audit
     from engine.trace.reader import Recording
+    from kvtui.advisor import Advice
     from kvtui.glyphs import Glyphs
 
 NAMED_VIOLATIONS = 5
@@ -141,6 +142,7 @@ def _audit_json(recording: Recording, found: Audit) -> dict[str, Any]:
             "ops": dict(found.ops),
             "decisions": dict(found.decisions),
         },
+        "bottleneck": _advice_json(recording, found),
         "invariants": {
             "hold": not found.num_violations,
             "check_interval": found.check_interval,
@@ -185,6 +187,7 @@ def _audit_lines(recording: Recording, found: Audit) -> list[str]:
         ("preemptions", f"{found.preemptions:,}"),
         ("evictions", f"{found.evictions:,}"),
         ("regret", _regret(recording, found)),
+        ("held up by", _held_up(recording, found)),
         ("operations", _counted(found.ops) or "none"),
         ("decisions", _counted(found.decisions) or "none"),
         ("invariants", _verdict(found)),
@@ -194,6 +197,36 @@ def _audit_lines(recording: Recording, found: Audit) -> list[str]:
     if found.damage:
         lines.append(f"{'damage':12} {clean(found.damage)}")
     return lines
+
+
+def _advice(recording: Recording, found: Audit) -> Advice:
+    import numpy as np
+
+    from kvtui.advisor import advise
+
+    levels = np.frombuffer(found.levels, np.int64).reshape(-1, 5)
+    waiting, running, batch, tokens, preemptions = levels.T
+    return advise(
+        recording.header,
+        None,
+        waiting=waiting,
+        running=running,
+        batch=batch,
+        tokens=tokens,
+        preemptions=preemptions,
+    )
+
+
+def _advice_json(recording: Recording, found: Audit) -> dict[str, Any]:
+    from kvtui.advisor import advice_json
+
+    return advice_json(_advice(recording, found))
+
+
+def _held_up(recording: Recording, found: Audit) -> str:
+    from kvtui.advisor import advice_words
+
+    return advice_words(_advice(recording, found), last="")[0] if found.num_steps else ""
 
 
 def _regret(recording: Recording, found: Audit) -> str:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from textual.binding import Binding
 
+from kvtui.advisor import advice_words, advise_now
+from kvtui.safe_text import clean
 from kvtui.safe_text import width as cells_of
 from kvtui.waste import Waste, waste_of
 from kvtui.widgets.level_chart import CACHED, EIGHTHS, SCALES, cells, gather
@@ -29,7 +31,7 @@ _COUNTS = " 123456789"
 
 
 class FreePool(LinePanel):
-    """Used, cached and free blocks as a stacked area; preemptions and evictions counted below; the waste in words."""
+    """Used, cached and free blocks as a stacked area; preemptions and evictions below; the bottleneck and the waste."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("plus,equals_sign", "zoom(-1)", "fewer steps a column", show=False, id="pool.zoom-in"),
@@ -39,6 +41,7 @@ class FreePool(LinePanel):
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:  # noqa: A002
         super().__init__(id=id, classes=classes)
         self._waste: Waste | None = None
+        self._advice: list[str] = []
         self._per_column = 0
         self._per_column_now = 1
 
@@ -46,6 +49,11 @@ class FreePool(LinePanel):
         """Measure the memory once for each frame that brought steps."""
         if steps or reset or self._waste is None:
             self._waste = waste_of(view.state)
+            advice = advise_now(view.history, view.state)
+            self._advice = []
+            if advice is not None:
+                words = advice_words(advice, view.names.of)
+                self._advice = [clean(form, ascii_only=view.glyphs.ascii, limit=400) for form in words]
         self.set_title("Free pool")
 
     def rows(self, view: View, width: int, height: int) -> Sequence[Hashable]:
@@ -57,8 +65,8 @@ class FreePool(LinePanel):
             nothing = ("levels", state.used, state.cached, state.free, state.cpu_used, None)
             return [nothing, "", "No step yet: the pool's level is drawn from the first one on."]
         self._per_column_now = gathered.steps_per_column
-        words: list[Hashable] = [("waste", self._waste), ("bytes", self._waste)]
-        words = words if height >= 9 else words[:1] if height >= 8 else []
+        words: list[Hashable] = [("limit", tuple(self._advice)), ("waste", self._waste), ("bytes", self._waste)]
+        words = words if height >= 10 else words[:2] if height >= 8 else words[:1] if height >= 6 else []
         axis: list[Hashable] = [("axis", gathered.first, gathered.stop, gathered.steps_per_column)]
         axis = axis if height >= 4 else []
         events: list[Hashable] = []
@@ -76,7 +84,8 @@ class FreePool(LinePanel):
             for y in range(rows):
                 label = str(header.num_blocks) if y == 0 else "0" if y == rows - 1 else ""
                 chart.append(("chart", label, codes[y].tobytes()))
-        levels = ("levels", state.used, state.cached, state.free, state.cpu_used, None if words else self._waste)
+        waste = None if len(words) > 1 else self._waste
+        levels = ("levels", state.used, state.cached, state.free, state.cpu_used, waste)
         return [levels, *chart, *events, *axis, *words]
 
     @staticmethod
@@ -99,6 +108,8 @@ class FreePool(LinePanel):
             _draw_events(line, view, gutter, *values)
         elif kind == "axis":
             _draw_axis(line, view, gutter, *values)
+        elif kind == "limit":
+            _draw_limit(line, view, *values)
         elif kind == "waste":
             _draw_words(line, view, waste_words(values[0], view.state.header.block_size, view.glyphs))
         elif kind == "bytes":
@@ -187,6 +198,16 @@ def _draw_axis(line: Line, view: View, gutter: int, first: int, stop: int, per_c
         if space > len(scale) + 4:
             line.gap((space - len(scale)) // 2).add(scale, palette.faint)
     line.to(line.cells - 1 - len(right)).add(right, palette.muted)
+
+
+def _draw_limit(line: Line, view: View, forms: tuple[str, ...]) -> None:
+    """What holds the session up, in the longest form that fits."""
+    palette = view.palette
+    label = "held up by "
+    room = line.cells - 2 - len(label)
+    text = next((form for form in forms if cells_of(form) <= room), forms[-1] if forms else "")
+    nothing = text.startswith(("nothing", "hardly"))
+    line.gap().add(label, palette.muted).add(text, palette.muted if nothing else palette.warning)
 
 
 def _draw_words(line: Line, view: View, variants: list[list[tuple[str, str]]]) -> None:

@@ -57,6 +57,7 @@ def test_a_sound_recording_is_reported_with_its_counts_and_verdict(sound):
     assert rows["pool"].startswith("24 blocks of 4 tokens")
     assert rows["requests"].startswith("15: ")
     assert rows["invariants"] == "all hold after every step"
+    assert " steps: " in rows["held up by"]
     assert "allocate" in rows["operations"]
 
 
@@ -68,6 +69,8 @@ def test_the_json_report_has_the_same_counts(sound):
     assert report["counts"]["ops"]["allocate"] > 0
     assert report["header"]["block_size"] == 4
     assert report["complete"] is True
+    assert report["bottleneck"]["steps"] == report["counts"]["steps"]
+    assert sum(report["bottleneck"]["steps_by_limit"].values()) == report["counts"]["steps"]
     assert report["invariants"] == {"hold": True, "check_interval": 1, "broken": 0, "violations": []}
 
 

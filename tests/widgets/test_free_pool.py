@@ -68,14 +68,16 @@ async def test_the_panel_says_the_levels_and_the_waste_with_its_formula():
         assert f"{waste.reserved_waste:.0%} if each request had reserved its maximum" in drawn[-2]
         assert f"2·30 layers·3 kv heads·64·{waste.held_tokens} tokens·2 B" in drawn[-1]
         assert drawn[1].lstrip().startswith("40 ")
-        assert re.search(r"step +0 .* 29 $", drawn[-3])
+        assert re.search(r"step +0 .* 29 $", drawn[-4])
         assert "█" in "".join(drawn)
-        assert "preempted" in drawn[-5]
+        assert drawn[-3].startswith(" held up by blocks in ")
+        assert "preempted" in drawn[-6]
         assert sum(int(c) for c in re.findall(r"\d", drawn[-5])) == session.state.counters.preemptions
 
 
 @pytest.mark.parametrize(
-    ("height", "has"), [(1, ""), (4, "step"), (6, "pressure"), (8, "waste"), (9, "holds"), (11, "evicted")]
+    ("height", "has"),
+    [(1, ""), (4, "step"), (6, "pressure"), (6, "held up by"), (8, "waste"), (10, "holds"), (11, "evicted")],
 )
 async def test_a_lower_panel_gives_up_words_before_the_chart(height, has):
     panel = FreePool()
