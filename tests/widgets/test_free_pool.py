@@ -72,7 +72,7 @@ async def test_the_panel_says_the_levels_and_the_waste_with_its_formula():
         assert "█" in "".join(drawn)
         assert drawn[-3].startswith(" held up by blocks in ")
         assert "preempted" in drawn[-6]
-        assert sum(int(c) for c in re.findall(r"\d", drawn[-5])) == session.state.counters.preemptions
+        assert sum(int(c) for c in re.findall(r"\d", drawn[-6])) == session.state.counters.preemptions
 
 
 @pytest.mark.parametrize(
