@@ -169,4 +169,4 @@ def test_a_recording_of_a_killed_process_is_reported_as_such(sound, tmp_path):
 def test_the_help_has_an_example():
     result = inspect("--help")
     assert result.exit_code == 0
-    assert "kvtui inspect demo.mcap --step 120" in result.stdout
+    assert "kvtui inspect demo.mcap --request 7" in result.stdout
