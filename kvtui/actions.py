@@ -45,12 +45,13 @@ class Actions(App[None]):
         Binding("ctrl+q", "quit", "Quit", show=False, priority=True, id="app.quit-now"),
         Binding("ctrl+c", "quit", "Quit", show=False, priority=True, id="app.interrupt"),
         Binding("space", "toggle_pause", "Pause or resume", id="app.pause"),
+        Binding("r", "toggle_play", "Play the past from here, or hold it", id="app.play"),
         Binding("right", "step(1)", "One step forward", id="app.step"),
         Binding("left", "step(-1)", "One step back", id="app.back"),
         Binding("shift+right", "step(10)", "Ten steps forward", id="app.step-ten"),
         Binding("shift+left", "step(-10)", "Ten steps back", id="app.back-ten"),
         Binding("home", "seek_start", "To the first step", id="app.start"),
-        Binding("end", "seek_end", "To the last step", id="app.end"),
+        Binding("end,L", "seek_end", "To the last step; live: back to the present", id="app.end"),
         Binding("right_square_bracket", "faster", "Faster", id="app.faster"),
         Binding("left_square_bracket", "slower", "Slower", id="app.slower"),
         Binding("tab", "next_panel", "Next panel", priority=True, id="app.next-panel"),
@@ -141,31 +142,45 @@ class Actions(App[None]):
         self.leave(0)
 
     def action_toggle_pause(self) -> None:
-        """Pause or resume."""
-        (self.source.resume if self.source.paused else self.source.pause)()
+        """Pause or resume: the engine where there is one, whatever is shown, or else the playing."""
+        source = self.source
+        held = source.engine_paused if source.live else source.paused
+        (source.resume if held else source.pause)()
+        self.hurry()
+
+    def action_toggle_play(self) -> None:
+        """Play the past from the step shown, or hold it; the engine has no part in it."""
+        source = self.source
+        if source.live and not source.looking_back:
+            self._say("the present moves by itself: look back first (left, home, or a press on the bar)")
+        else:
+            (source.play if source.paused else source.hold)()
         self.hurry()
 
     def action_step(self, n: int) -> None:
-        """Go n steps forward or backward; this pauses."""
-        if self.source.live and n < 0:
-            self._say("a running engine cannot go back: record it (--record) and play the recording")
-            return
-        self.source.step(n)
+        """Go n steps forward or backward; in a recording this pauses, a live engine steps from its newest step on."""
+        source = self.source
+        before = source.position
+        source.step(n)
+        if n < 0 and source.position == before and before == source.first - 1 and source.first > 0:
+            self._say(f"history begins at step {source.first:,}: what was before was let go")
         self.hurry()
 
     def action_seek_start(self) -> None:
         """Go to before the first step."""
-        self._seek(-1)
+        if not self.source.live:
+            self.source.pause()
+        self.go_to(self.source.first - 1)
 
     def action_seek_end(self) -> None:
-        """Go to the last step."""
-        self._seek(self.source.length - 1)
+        """Go to the last step; live, the present again."""
+        if not self.source.live:
+            self.source.pause()
+        self.source.follow()
+        self.hurry()
 
-    def _seek(self, step: int) -> None:
-        if self.source.live:
-            self._say("a running engine always shows the present")
-            return
-        self.source.pause()
+    def go_to(self, step: int) -> None:
+        """Show a step, in a recording or in the past of a live session."""
         self.source.seek(step)
         self.hurry()
 

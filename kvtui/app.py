@@ -109,6 +109,7 @@ class KvtuiApp(Actions):
         self._changed = True
         self._log_lines = 0
         self._shown_status: tuple[object, ...] = ()
+        self._shown_length = -1
         self._reported: set[str] = set()
 
     # -- what Textual asks for --------------------------------------------------------------------------------------
@@ -184,7 +185,7 @@ class KvtuiApp(Actions):
                 self.leave(1, f"the engine ended: {source.error}")
                 return
             self._report(source.error)
-        status = (source.paused, source.speed, source.position, source.length)
+        status = (source.paused, source.engine_paused, source.looking_back, source.speed, source.position)
         if status != self._shown_status:
             self._shown_status = status
             self._changed = True
@@ -193,14 +194,25 @@ class KvtuiApp(Actions):
         if steps or self._changed or self._reset or unfinished:
             self._pace.drew()
             self.draw(steps)
+        elif source.length != self._shown_length:
+            self._pace.drew()
+            self._draw_bars()
+
+    def _draw_bars(self) -> None:
+        """Draw how far the engine has come while the rest stands still."""
+        self._shown_length = self.source.length
+        uncovered = self.screen is self.main and not self._notifications and not self.is_headless
+        self.painter.begin(uncovered and not self.main.settling)
+        self.main.update_bars(self.view())
+        self.painter.flush()
 
     def _take_in(self, steps: Sequence[Any]) -> None:
         source = self.source
         if source.generation != self._generation:
             self._generation = source.generation
             self._reset = True
-            self.history.rebuild(steps, source.state)
             self.names.clear()
+            self.history.rebuild(source.context(self.history.capacity), source.state)
             if self._selected_request not in source.state.requests:
                 self._selected_request = None
         else:
@@ -230,6 +242,7 @@ class KvtuiApp(Actions):
     def draw(self, steps: Sequence[Any] = ()) -> None:
         """Hand the present view to the panels."""
         reset, self._reset, self._changed = self._reset, False, False
+        self._shown_length = self.source.length
         main = self.main
         uncovered = self.screen is main and not self._notifications and not self.is_headless
         self.painter.begin(uncovered and not main.settling)
@@ -274,10 +287,8 @@ class KvtuiApp(Actions):
         self.select_block(message.block)
 
     def on_seek_requested(self, message: SeekRequested) -> None:
-        """The position bar was pressed."""
-        if not self.source.live:
-            self.source.seek(message.step)
-            self.hurry()
+        """The position bar was pressed, or a panel names the step to look at."""
+        self.go_to(message.step)
 
     @property
     def selected_request(self) -> int | None:

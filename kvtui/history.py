@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from engine.request import FinishReason, RequestStatus
-from engine.trace.events import DecisionKind, Op, Phase
+from engine.trace.events import Counters, DecisionKind, Op, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     import numpy.typing as npt
 
-    from engine.trace.events import StepTrace
+    from engine.trace.columns import Column
+    from engine.trace.events import Finish, StepTrace
     from engine.trace.state import PoolState, RequestState
+    from engine.trace.step_columns import StepColumns
 
 _RATE_STEPS = 64
 _RATE_NS = 5_000_000_000
@@ -50,6 +50,11 @@ _MARK_OF_PHASE = {
     int(Phase.PREFILL): int(Mark.PREFILL),
     int(Phase.DECODE): int(Mark.DECODE),
     int(Phase.RECOMPUTE): int(Mark.RECOMPUTE),
+}
+_TOKENS_OF_PHASE = {
+    "prefill_tokens": int(Phase.PREFILL),
+    "decode_tokens": int(Phase.DECODE),
+    "recompute_tokens": int(Phase.RECOMPUTE),
 }
 _DECODE, _EVICT, _PREEMPTED = int(Phase.DECODE), int(Op.EVICT), int(DecisionKind.PREEMPTED)
 _WELL = (FinishReason.STOP, FinishReason.LENGTH)
@@ -142,11 +147,82 @@ class History:
         self._pending.clear()
         self.total = 0
 
-    def rebuild(self, steps: Iterable[StepTrace], state: PoolState) -> None:
-        """Start anew from the steps that led to a state, oldest first; the last `capacity` of them count."""
+    def rebuild(self, columns: StepColumns, state: PoolState) -> None:
+        """Start anew from the steps that led to a state; the last `capacity` of them count.
+
+        The outcome is that of `append` step by step, except where there were more requests than fit: those that are
+        still there, or were there last, are kept.
+        """
         self.clear()
-        for step in steps:
-            self.append(step, state)
+        skipped = max(0, columns.num_steps - self.capacity)
+        first, stop = columns.first + skipped, columns.first + columns.num_steps
+        if first >= stop:
+            return
+        at = np.arange(first, stop, dtype=np.int64) % self.capacity
+        starts = np.concatenate(([0], np.cumsum(columns.batch_sizes)))[skipped:]
+        batch = columns.batch[starts[0] :]
+        sizes = columns.batch_sizes[skipped:]
+        step_of = np.repeat(np.arange(len(sizes)), sizes)
+        preempted = [(step, request) for step, request in columns.preempted if step >= first]
+        finished = [(step, finish) for step, finish in columns.finished if step >= first]
+        self._fill_ring(columns, skipped, at, step_of, batch, preempted)
+        lives = _lives(first, stop, step_of, batch, preempted, finished, state)
+        kept = sorted(lives.items(), key=lambda item: (item[1].live, item[1].last_seen))[-len(self._live) :]
+        for number, life in sorted(kept):
+            column = self._free_columns.pop()
+            self._column_of[number] = column
+            self._live[column] = life.live
+            self._last_seen[column] = life.last_seen
+            self.codes[at[life.first - first : life.stop - first], column] = Mark.WAITING
+        numbers = np.array(sorted(self._column_of), np.int64)
+        places = np.array([self._column_of[number] for number in numbers.tolist()], np.int64)
+        if len(numbers) and len(batch):
+            found = np.minimum(np.searchsorted(numbers, batch[:, 0]), len(numbers) - 1)
+            ours = numbers[found] == batch[:, 0]
+            self.codes[at[step_of[ours]], places[found[ours]]] = _mark_of(batch[ours, 1])
+        for step, request in preempted:
+            if request in self._column_of:
+                self.codes[step % self.capacity, self._column_of[request]] = Mark.PREEMPTED
+        for step, finish in finished:
+            if finish.request in self._column_of:
+                mark = Mark.ENDED if finish.reason in _WELL else Mark.ENDED_BADLY
+                self.codes[step % self.capacity, self._column_of[finish.request]] = mark
+        self._newest = max((*state.requests, *lives), default=-1)
+        self._pending = [request for request in state.requests.values() if request.arrival_step >= stop]
+        self._last_index = stop - 1
+        self.total = stop - first
+
+    def _fill_ring(
+        self,
+        columns: StepColumns,
+        skipped: int,
+        at: Column,
+        step_of: Column,
+        batch: Column,
+        preempted: list[tuple[int, int]],
+    ) -> None:
+        """The levels of the steps; arguments as `rebuild` calls them."""
+        rows = np.zeros(len(at), _STEP)
+        rows["index"] = np.arange(len(at)) + columns.first + skipped
+        for place, name in enumerate(("start_ns", "schedule_ns", "execute_ns", "sample_ns", "update_ns")):
+            rows[name] = columns.times[skipped:, place]
+        for name in ("used", "cached", "free"):
+            rows[name] = columns.counters[skipped:, Counters._fields.index(f"{name}_blocks")]
+        for name in ("running", "waiting", "preempted"):
+            rows[name] = columns.counters[skipped:, Counters._fields.index(name)]
+        rows["batch"] = columns.batch_sizes[skipped:]
+        phases = np.where(np.isin(batch[:, 1], list(_MARK_OF_PHASE)), batch[:, 1], _DECODE)
+        scheduled = np.clip(batch[:, 2], 0, _MOST)
+        for name, phase in _TOKENS_OF_PHASE.items():
+            rows[name] = np.bincount(step_of, scheduled * (phases == phase), len(at))
+        rows["generated"] = columns.num_tokens[skipped:]
+        rows["evictions"] = columns.num_evictions[skipped:]
+        np.add.at(rows["preemptions"], [step - columns.first - skipped for step, _ in preempted], 1)
+        for name in rows.dtype.names or ():
+            np.clip(rows[name], 0, _MOST, out=rows[name])
+        self._ring[at] = rows
+        hits, queried = (Counters._fields.index(f"prefix_{name}_tokens") for name in ("hit", "queried"))
+        self._prefix = (int(columns.counters[-1, hits]), int(columns.counters[-1, queried]))
 
     def append(self, step: StepTrace, state: PoolState) -> None:
         """Add a step. The state may be ahead of it: only who has arrived is read from there.
@@ -313,3 +389,56 @@ class History:
         request, column = min(self._column_of.items(), key=lambda item: (self._live[item[1]], self._last_seen[item[1]]))
         del self._column_of[request]
         return column
+
+
+class _Life(NamedTuple):
+    """The steps `first` to `stop` - 1 in which a request was there, as far as they are looked at.
+
+    Attributes:
+        last_seen: When it was last in a batch or ended; before that, when it came.
+    """
+
+    first: int
+    stop: int
+    live: bool
+    last_seen: int
+
+
+def _lives(
+    first: int,
+    stop: int,
+    step_of: Column,
+    batch: Column,
+    preempted: list[tuple[int, int]],
+    finished: list[tuple[int, Finish]],
+    state: PoolState,
+) -> dict[int, _Life]:
+    """Who was there from step `first` to step `stop` - 1; arguments as `History.rebuild` calls them."""
+    came: dict[int, int] = {}
+    ended = {finish.request: step for step, finish in finished}
+    seen: dict[int, int] = {}
+    numbers, firsts = np.unique(batch[:, 0], return_index=True)
+    for number, at in zip(numbers.tolist(), firsts.tolist(), strict=True):
+        came[number] = first + int(step_of[at])
+    _, lasts = np.unique(batch[::-1, 0], return_index=True)
+    for number, at in zip(numbers.tolist(), lasts.tolist(), strict=True):
+        seen[number] = first + int(step_of[len(batch) - 1 - at])
+    for step, number in (*preempted, *((step, finish.request) for step, finish in finished)):
+        came[number] = min(came.get(number, step), step)
+    for number, request in state.requests.items():
+        over = request.status.is_finished and number not in ended
+        if request.arrival_step < stop and not over:
+            came[number] = min(came.get(number, stop), max(request.arrival_step, first))
+    return {
+        number: _Life(
+            step, ended.get(number, stop - 1) + 1, number not in ended, ended.get(number, seen.get(number, step))
+        )
+        for number, step in came.items()
+    }
+
+
+def _mark_of(phases: Column) -> npt.NDArray[np.uint8]:
+    marks = np.full(len(phases), Mark.DECODE, np.uint8)
+    for phase, mark in _MARK_OF_PHASE.items():
+        marks[phases == phase] = mark
+    return marks

@@ -517,6 +517,107 @@ async def test_a_recording_is_played_stepped_and_jumped_in(tmp_path) -> None:
             assert source.position > 20
 
 
+@pytest.mark.parametrize("size", [(120, 34), (80, 24)])
+async def test_the_past_of_a_live_session_is_scrubbed_while_the_engine_goes_on(size) -> None:
+    live = Live()
+    live.ask(6)
+    async with live.app.run_test(size=size) as pilot:
+        live.run(30)
+        await frame(pilot)
+        source = live.source
+        assert "look back" in text_of(live.app)
+        await pilot.press("left", "left")
+        await frame(pilot)
+        assert source.position == 27
+        picture = text_of(live.app)
+        assert "LOOKING BACK" in picture
+        assert "the engine goes on" in picture
+        assert "LIVE +2" in picture
+        assert "27 / 29" in picture
+        blocks = screen_lines(live.app)[2:8]
+        live.run(10)
+        await frame(pilot)
+        picture = text_of(live.app)
+        assert source.position == 27
+        assert "LIVE +12" in picture, "how far the engine is keeps being told"
+        assert screen_lines(live.app)[2:8] == blocks, "what is looked at stays"
+        await pilot.press("shift+left", "right", "right")
+        assert source.position == 19
+        await pilot.press("home")
+        assert source.position == -1
+        await pilot.press("L")
+        await frame(pilot)
+        assert (source.position, source.looking_back) == (39, False)
+        assert "LOOKING BACK" not in text_of(live.app)
+        assert not live.loop.paused
+        await pilot.press("left")
+        await pilot.press("end")
+        assert not source.looking_back
+
+
+async def test_the_bar_of_a_live_session_is_pressed_and_dragged() -> None:
+    live = Live()
+    live.ask(6)
+    async with live.app.run_test(size=(120, 34)) as pilot:
+        live.run(40)
+        await frame(pilot)
+        bar = screen_lines(live.app)[-2]
+        start, stop = bar.index("━"), bar.index("●", bar.index("━"))
+        await pilot.mouse_down("#transport", offset=((start + stop) // 2, 0))
+        await frame(pilot)
+        assert 15 < live.source.position < 25
+        await pilot.hover("#transport", offset=(start, 0))
+        await frame(pilot)
+        assert live.source.position == 0
+        await pilot.hover("#transport", offset=(119, 0))
+        await pilot.mouse_up("#transport", offset=(119, 0))
+        await frame(pilot)
+        assert not live.source.looking_back, "the right end of the bar is the present"
+
+
+async def test_pausing_the_engine_and_looking_back_are_told_apart_in_words() -> None:
+    live = Live()
+    live.ask(6)
+    async with live.app.run_test(size=(120, 34)) as pilot:
+        live.run(20)
+        await frame(pilot)
+        await pilot.press("space")
+        await frame(pilot)
+        picture = text_of(live.app)
+        assert "ENGINE PAUSED" in picture
+        assert "run engine" in picture
+        assert live.loop.paused
+        await pilot.press("left")
+        await frame(pilot)
+        picture = text_of(live.app)
+        assert "LOOKING BACK  the engine is paused" in picture
+        assert "step the past" in picture
+        await pilot.press("space")
+        await frame(pilot)
+        assert "the engine goes on" in text_of(live.app)
+        assert live.source.position == 18
+        await pilot.press("home")
+        live.source._past._clock = lambda: 0
+        await pilot.press("r")
+        assert not live.source.paused
+        await frame(pilot)
+        assert "▶ PAST" in text_of(live.app)
+        await pilot.press("r")
+        assert live.source.paused
+
+
+async def test_playing_needs_a_past() -> None:
+    live = Live()
+    live.ask(2)
+    async with live.app.run_test(size=(120, 34)) as pilot:
+        live.run(10)
+        await frame(pilot)
+        await pilot.press("r")
+        await frame(pilot)
+        assert any("look back first" in notice.message for notice in live.app._notifications)
+        assert not live.loop.paused
+
+
 async def test_a_contradiction_in_a_recording_is_named_and_the_playing_goes_on() -> None:
     live = Live()
     live.ask(1)

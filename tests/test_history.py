@@ -6,6 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_trace import HEADER, LEVELS, Trace, arrived, step
 
+from engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from engine.request import SamplingParams
+from engine.simulated import simulated_engine
 from engine.trace.events import (
     Counters,
     Decision,
@@ -16,6 +19,7 @@ from engine.trace.events import (
     StepTrace,
 )
 from engine.trace.state import PoolState
+from engine.trace.step_columns import StepColumns
 from kvtui.history import History, Mark
 
 
@@ -72,7 +76,7 @@ def test_a_state_that_is_ahead_gives_the_same_marks():
     for message in messages:
         ahead.apply(message)
     rebuilt = History()
-    rebuilt.rebuild([m for m in messages if isinstance(m, StepTrace)], ahead)
+    rebuilt.rebuild(StepColumns.of(0, [m for m in messages if isinstance(m, StepTrace)]), ahead)
     for request in (0, 1):
         assert rebuilt.marks(request, 0, 3).tolist() == stepwise.history.marks(request, 0, 3).tolist()
     assert rebuilt.requests(0) == stepwise.history.requests(0) == [(0, False), (1, True)]
@@ -174,4 +178,83 @@ def test_a_made_up_trace_is_taken_in_without_an_error(members, number):
     last = history.last_index
     assert last >= 0
     assert history.series("running", last, last + 1)[0] == min(max(number, 0), 2**52)
+    assert all(rate >= 0 for rate in history.rates())
+
+
+@pytest.mark.parametrize("capacity", [64, 1024])
+@pytest.mark.parametrize("at", [0, 7, 150, 299])
+def test_a_history_made_of_columns_is_the_one_that_grew_step_by_step(capacity, at):
+    engine = simulated_engine(
+        EngineConfig(
+            cache=CacheConfig(num_blocks=40, block_size=4),
+            scheduler=SchedulerConfig(max_num_seqs=6, max_num_batched_tokens=32, max_model_len=120),
+        )
+    )
+    state, grown, steps = PoolState(engine.header), History(capacity), []
+
+    def take(message):
+        state.apply(message)
+        if isinstance(message, StepTrace):
+            steps.append(message)
+            grown.append(message, state)
+
+    engine.add_sink(take)
+    rebuilt = None
+    for i in range(340):
+        if i % 4 == 0:
+            number = engine.add_request(f"prompt {i}" + "x" * (i % 23), SamplingParams(max_tokens=10 + i % 40))
+            if i % 12 == 0:
+                engine.abort(number)
+        engine.step()
+        if len(steps) == at + 1 and rebuilt is None:
+            rebuilt = History(capacity)
+            rebuilt.rebuild(StepColumns.of(0, steps), state)
+        elif rebuilt is not None:
+            rebuilt.append(steps[-1], state)
+        if rebuilt is None or (i > at + 3 and i != 339):
+            continue
+        first, stop = grown.last_index + 1 - len(grown), grown.last_index + 1
+        assert (len(rebuilt), rebuilt.last_index) == (len(grown), grown.last_index)
+        assert rebuilt.requests(first) == grown.requests(first)
+        for request, _ in grown.requests(first):
+            assert rebuilt.marks(request, first, stop).tolist() == grown.marks(request, first, stop).tolist()
+        for name in (
+            "used",
+            "waiting",
+            "batch",
+            "prefill_tokens",
+            "decode_tokens",
+            "generated",
+            "evictions",
+            "start_ns",
+        ):
+            assert rebuilt.series(name, first, stop).tolist() == grown.series(name, first, stop).tolist()
+        assert rebuilt.series("preemptions", first, stop).tolist() == grown.series("preemptions", first, stop).tolist()
+        assert rebuilt.rates() == grown.rates()
+        assert rebuilt.prefix_hit_rate == grown.prefix_hit_rate
+    assert any(decision.kind == DecisionKind.PREEMPTED for step in steps for decision in step.decisions)
+    assert rebuilt is not None
+
+
+def test_more_requests_than_fit_into_a_rebuilt_history_leave_those_that_are_still_there():
+    steps = [
+        step(0, [(i, Phase.PREFILL, 0, 6) for i in range(6)], finished=[(i, "stop", "") for i in range(4)]),
+        step(1, [(4, Phase.DECODE, 6, 1), (5, Phase.DECODE, 6, 1)]),
+    ]
+    history = History(max_requests=3)
+    history.rebuild(StepColumns.of(0, steps), PoolState(HEADER))
+    assert [request for request, live in history.requests(0) if live] == [4, 5]
+    assert len(history.requests(0)) == 3
+
+
+@given(
+    st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(-5, 300)), max_size=6),
+    st.integers(-(2**63), 2**63 - 1),
+)
+def test_a_made_up_trace_is_rebuilt_without_an_error(members, number):
+    odd = step(0, [(request, phase, number, number) for request, phase in members], start_ns=number)
+    odd = msgspec.structs.replace(odd, counters=Counters(*[number] * 10))
+    history = History(capacity=4, max_requests=3)
+    history.rebuild(StepColumns.of(0, [odd, msgspec.structs.replace(odd, index=1)]), PoolState(HEADER))
+    assert history.series("running", 0, 2).tolist() == [min(max(number, 0), 2**52)] * 2
     assert all(rate >= 0 for rate in history.rates())

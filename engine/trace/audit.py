@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from engine.request import FinishReason
 from engine.trace.events import DecisionKind, Op, StepTrace
 from engine.trace.explain import verb
+from engine.trace.file_format import RecordingError
 from engine.trace.invariants import Violation, check, quick_check
-from engine.trace.recording import RecordingError
 from engine.trace.state import PoolState
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from engine.trace import container
 from engine.trace.columns import Column, sums, unpack
 from engine.trace.container import DamagedError
 from engine.trace.events import SCHEMA_VERSION, Header
-from engine.trace.recording import (
+from engine.trace.file_format import (
+    DAMAGE,
     HEADER_TOPIC,
     INDEX_NAME,
     KEYFRAME_TOPIC,
@@ -25,6 +26,7 @@ from engine.trace.recording import (
     RecordingError,
     VocabularyTable,
 )
+from engine.trace.keyframe import Keyframe
 from engine.trace.segment import Segment
 from engine.trace.segment_reader import SegmentReader
 from engine.trace.vocabulary import Vocabulary
@@ -43,9 +45,6 @@ _OTHERS = 64
 """Records between two chunks at most; kvtui writes next to none, a made-up file may have millions."""
 _MAX_ROWS = 1 << 24
 """Segments or keyframes of a recording at most."""
-
-DAMAGE = (DamagedError, OSError, ValueError, TypeError, KeyError, IndexError, OverflowError, msgspec.MsgspecError)
-"""What reading a damaged or hostile part can raise."""
 
 
 class _Version(msgspec.Struct):
@@ -236,6 +235,21 @@ class Layout:
         if (reader.first_step, reader.num_steps) != (first_step, num_steps):
             raise DamagedError("its index names other steps than are there")
         return reader
+
+    def keyframe(self, at: int) -> Keyframe:
+        """A keyframe, read from the file.
+
+        Raises:
+            DamagedError: as the other exceptions of `DAMAGE`: it cannot be read.
+        """
+        index, offset, length = self.keyframes[at]
+        message = self.message(offset, length)
+        if message.topic != KEYFRAME_TOPIC:
+            raise DamagedError("its index points at something else")
+        keyframe = msgspec.msgpack.decode(message.data, type=Keyframe)
+        if keyframe.step != index:
+            raise DamagedError(f"its keyframe of step {index} is one of step {keyframe.step}")
+        return keyframe
 
     def vocabulary(self) -> Vocabulary:
         """All entries. Those that only a damaged segment had are unknown text.

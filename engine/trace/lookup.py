@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from engine.trace.recording import RecordingError
+from engine.trace.file_format import RecordingError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,6 +19,18 @@ from mcap.writer import CompressionType, IndexType, Writer
 
 from engine.trace.columns import column, differences, pack
 from engine.trace.events import Header, RequestArrived, StepTrace, TraceMessage
+from engine.trace.file_format import (
+    HEADER_TOPIC,
+    INDEX_NAME,
+    KEYFRAME_TOPIC,
+    MAX_BLOCKS,
+    PROFILE,
+    SEGMENT_TOPIC,
+    VOCABULARY_NAME,
+    Index,
+    RecordingError,
+    VocabularyTable,
+)
 from engine.trace.keyframe import Keyframe
 from engine.trace.segment import MAX_PROMPT, MAX_ROWS, Segment, encode
 from engine.trace.state import PoolState
@@ -26,11 +38,6 @@ from engine.trace.vocabulary import VocabularyWriter, encodable
 
 if TYPE_CHECKING:
     from types import TracebackType
-
-PROFILE = "kvtui"
-"""The MCAP profile of recordings."""
-HEADER_TOPIC, SEGMENT_TOPIC, KEYFRAME_TOPIC = "header", "segment", "keyframe"
-INDEX_NAME, VOCABULARY_NAME = "index", "vocabulary"
 
 SEGMENT_STEPS = 256
 """Steps in a segment at most."""
@@ -45,42 +52,8 @@ KEYFRAME_STEPS = 256
 KEYFRAME_STEPS_MAX = 1024
 """Steps between two keyframes at most, for pools up to `LARGE_POOL` blocks."""
 LARGE_POOL = 65_536
-MAX_BLOCKS = 1 << 22
-"""Blocks of a pool that a recording may have: the state of one takes 60 bytes."""
 _MAX_PENDING = 8192
 """Messages waiting to be written before the engine's thread has to help."""
-
-
-class RecordingError(Exception):
-    """A recording that cannot be written or read. Its text is one line: what, to which file, and what to do next."""
-
-
-class Index(msgspec.Struct, frozen=True):
-    """Where everything is, at the end of a complete recording; columns as `engine.trace.columns.pack` makes them.
-
-    Attributes:
-        duration_ns: End of the last step, since the trace began.
-        num_requests: How many arrived.
-        num_segments: Rows of `segments`: first step, steps, offset and length of the chunk's content, arrivals in it;
-            the first and the offset less the row before.
-        num_keyframes: Rows of `keyframes`: step, offset and length of the chunk's content; all but the length less
-            the row before.
-    """
-
-    num_steps: int
-    duration_ns: int
-    num_requests: int
-    num_segments: int
-    segments: list[bytes]
-    num_keyframes: int
-    keyframes: list[bytes]
-
-
-class VocabularyTable(msgspec.Struct, frozen=True):
-    """The whole vocabulary, at the end of a long recording: token ids as a column, and their texts."""
-
-    ids: bytes
-    texts: list[str]
 
 
 class RecordingWriter:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import repeat
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -13,6 +13,7 @@ from engine.trace.events import (
     BlockOp,
     Counters,
     Decision,
+    DecisionKind,
     Finish,
     NewToken,
     Op,
@@ -20,19 +21,28 @@ from engine.trace.events import (
     StepTrace,
 )
 from engine.trace.segment import FOLLOWS, MAX_PROMPT, MAX_ROWS, MAX_STEPS, Arrival, Segment, following, runs
+from engine.trace.step_columns import StepColumns
 
 if TYPE_CHECKING:
     from engine.trace.vocabulary import Vocabulary
 
 _Row = TypeVar("_Row", BatchMember, BlockOp, NewToken, Counters)
 
-_FILL, _HASH = int(Op.FILL), int(Op.HASH)
 _COPY, _SWAP_IN, _DROP = int(Op.COPY), int(Op.SWAP_IN), int(Op.DROP)
+_FILL, _HASH, _EVICT = int(Op.FILL), int(Op.HASH), int(Op.EVICT)
+_PREEMPTED = int(DecisionKind.PREEMPTED)
 _NUM_COUNTERS = len(Counters._fields)
 
 
 class SegmentReader:
     """A segment's columns, checked and ready to be cut into steps.
+
+    Attributes:
+        first_step: Index of its first step.
+        num_steps: How many it has.
+        arrivals: Requests that came, in order.
+        num_rows: Rows of its batches, operations and tokens; of its tokens alone before steps were read.
+        num_bytes: Of its columns, about.
 
     Raises:
         ValueError: the segment contradicts itself.
@@ -52,7 +62,14 @@ class SegmentReader:
         num_tokens = int(self._token_starts[-1])
         self._token_request = unpack(segment.tokens[1], num_tokens)
         self._token_entry = unpack(segment.tokens[2], num_tokens)
-        self._steps_ready = False
+        self._levels_ready = self._steps_ready = False
+        self.num_rows = num_tokens
+        packed = chain(
+            *(segment.times, segment.counters, segment.batch, segment.ops, segment.tokens),
+            *segment.op_rows.values(),
+            (arrival.prompt for arrival in segment.arrivals),
+        )
+        self.num_bytes = sum(map(len, packed)) + 16 * num_tokens
 
     def token_columns(self, stop: int) -> tuple[Column, Column, Column]:
         """Index of the step, request and vocabulary entry of the new tokens before step `stop`."""
@@ -93,10 +110,42 @@ class SegmentReader:
             parent=arrival.parent,
         )
 
-    def _prepare(self) -> None:
-        if self._steps_ready:
+    def columns(self, start: int, stop: int) -> StepColumns:
+        """The levels, batches and ends of the steps from index `start` to `stop` - 1, as far as they are in here.
+
+        Raises:
+            ValueError: the segment contradicts itself.
+        """
+        self._prepare_levels()
+        segment = self.segment
+        low = max(start - self.first_step, 0)
+        high = max(min(stop - self.first_step, self.num_steps), low)
+        first, last = int(self._batch_starts[low]), int(self._batch_starts[high])
+        request, phase, _, scheduled = (values[first:last] for values in self._batch)
+        evicted = np.concatenate(([0], np.cumsum(unpack(segment.ops[1], int(self._op_starts[-1])) == _EVICT)))
+        return StepColumns(
+            first=self.first_step + low,
+            times=self._times[low:high],
+            counters=np.stack([values[low:high] for values in self._counters], axis=1),
+            batch_sizes=np.diff(self._batch_starts[low : high + 1]),
+            batch=np.stack((request, phase, scheduled), axis=1),
+            num_tokens=np.diff(self._token_starts[low : high + 1]),
+            num_evictions=np.diff(evicted[self._op_starts[low : high + 1]]),
+            preempted=[
+                (self.first_step + at, decision.request)
+                for at, decision in segment.decisions
+                if low <= at < high and decision.kind == _PREEMPTED
+            ],
+            finished=[(self.first_step + at, finish) for at, finish in segment.finished if low <= at < high],
+        )
+
+    def _prepare_levels(self) -> None:
+        if self._levels_ready:
             return
         segment, n = self.segment, self.num_steps
+        self._batch_starts = _starts(segment.batch, 5, n)
+        self._op_starts = _starts(segment.ops, 2, n)
+        self.num_rows = len(self._token_entry) + int(self._batch_starts[-1]) + int(self._op_starts[-1])
         if len(segment.times) != 5 or len(segment.counters) != _NUM_COUNTERS:
             raise ValueError("a segment lacks columns")
         start, *durations = (unpack(data, n) for data in segment.times)
@@ -104,12 +153,16 @@ class SegmentReader:
         self._times = np.stack((start, *durations), axis=1)
         self._counters = [sums(unpack(data, n)) for data in segment.counters]
 
-        self._batch_starts = _starts(segment.batch, 5, n)
         request, phase, before, scheduled = (unpack(data, int(self._batch_starts[-1])) for data in segment.batch[1:])
         before = undo_surprise(request, before, scheduled)
         self._batch = [request, phase, before, scheduled]
+        self._levels_ready = True
 
-        self._op_starts = _starts(segment.ops, 2, n)
+    def _prepare(self) -> None:
+        self._prepare_levels()
+        if self._steps_ready:
+            return
+        segment = self.segment
         kind = unpack(segment.ops[1], int(self._op_starts[-1]))
         self._ops = [kind, np.zeros_like(kind), np.zeros_like(kind), np.zeros_like(kind)]
         for op in np.unique(kind).tolist():

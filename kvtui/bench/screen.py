@@ -24,6 +24,7 @@ from engine.request import SamplingParams
 from engine.simulated import simulated_engine
 from engine.trace.events import BlockOp, Op, RequestArrived, StepTrace
 from engine.trace.state import PoolState
+from engine.trace.step_columns import StepColumns
 from kvtui.app import KvtuiApp
 from kvtui.glyphs import choose_glyphs
 from kvtui.history import History
@@ -49,7 +50,8 @@ class Still:
     """A `Source` around an engine without a model, which steps only when asked to."""
 
     live = True
-    paused = False
+    paused = engine_paused = looking_back = False
+    first = 0
     speed = 1.0
     generation = 0
     error: str | None = None
@@ -102,6 +104,19 @@ class Still:
     def poll(self) -> list[StepTrace]:
         """Nothing comes by itself."""
         return []
+
+    def context(self, most: int) -> StepColumns:
+        """It never jumps."""
+        return StepColumns.of(self.state.step + 1, ())
+
+    def play(self) -> None:
+        """Stays as it is."""
+
+    def hold(self) -> None:
+        """Stays as it is."""
+
+    def follow(self) -> None:
+        """Stays as it is."""
 
     def pause(self) -> None:
         """Stays as it is."""

@@ -61,8 +61,8 @@ def recordings_command(
 
 def packaged_recordings(folder: Path | None = None) -> list[Listed]:
     """The recordings in a folder, the packaged ones by default; those that cannot be read are named on stderr."""
+    from engine.trace.file_format import RecordingError
     from engine.trace.reader import Recording
-    from engine.trace.recording import RecordingError
     from kvtui.packaged import packaged_folder
 
     listed = []

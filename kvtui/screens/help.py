@@ -27,9 +27,15 @@ ABOUT = (
 )
 
 KEYS = (
-    ("space", "pause and resume"),
-    ("{left} {right}", "one step back, one on; ten with shift (a live engine only goes on)"),
-    ("home end", "the first and the last step of a recording"),
+    ("space", "pause and resume: the engine where there is one, else the playing"),
+    (
+        "{left} {right}",
+        "one step back, one on; ten with shift. In a live session {left} looks back, while the engine goes",
+    ),
+    ("", "on; {right} at its newest step pauses it and lets it do one more"),
+    ("home end", "the first and the last step; so does a press on the bar at the bottom"),
+    ("L", "back to the present of a live session, as end"),
+    ("r", "play from the step that one looks back at, and hold it again"),
     ("[ ]", "slower, faster"),
     ("tab 1-7", "go to a panel: blocks, requests, free pool, batch, text, log, prefix tree"),
     ("h j k l", "move the cursor over the blocks; a click does the same"),

@@ -253,8 +253,6 @@ class MainScreen(Screen[None]):
             show_title(frame, Content(title))
         self.legend.scale = Scale(self.grid.blocks_per_cell, self.grid.pixels_per_cell, self.grid.roomy)
         self.header.url = view.listen_url
-        if self.transport.display == view.source.live:
-            self.transport.display = not view.source.live
         now = time.monotonic()
         urgent = reset or view.source.paused or not steps
         for panel in self._panels:
@@ -273,6 +271,13 @@ class MainScreen(Screen[None]):
                 later.steps = []
             else:
                 later.steps.extend(steps)
+
+    def update_bars(self, view: View) -> None:
+        """Hand a view to the lines that say how far the session is; nothing else has changed."""
+        self._view = view
+        for bar in (self.header, self.transport):
+            if bar.is_on_screen and bar not in self._stale:
+                bar.update_view(view, (), False)
 
     def _catch_up(self) -> None:
         """Draw panels that have just come into sight."""

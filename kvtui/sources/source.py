@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from engine.trace.events import Header, StepTrace
     from engine.trace.state import PoolState
+    from engine.trace.step_columns import StepColumns
 
 
 class Source(Protocol):
@@ -16,8 +17,11 @@ class Source(Protocol):
         header: The trace's header.
         state: The fold up to `position`; one object for as long as `generation` stays the same.
         live: Whether an engine is behind it.
+        looking_back: Whether an engine is behind it and another step than its newest is shown. The engine goes on.
+        engine_paused: Whether an engine is behind it and is held; looking back has no part in this.
         position: Index of the step shown; -1 before the first.
-        length: Steps known so far.
+        first: The first step that can be shown; later than 0 where the oldest were let go.
+        length: Steps known so far: the newest is length - 1.
         paused: Whether `poll` brings nothing unless `step` or `seek` asks for it.
         speed: Times real time; a live engine's own pace is 1, and it can only be slower.
         generation: Grows when the state jumped instead of growing step by step: redraw everything.
@@ -32,6 +36,15 @@ class Source(Protocol):
 
     @property
     def live(self) -> bool: ...  # noqa: D102 - see Attributes
+
+    @property
+    def looking_back(self) -> bool: ...  # noqa: D102 - see Attributes
+
+    @property
+    def engine_paused(self) -> bool: ...  # noqa: D102 - see Attributes
+
+    @property
+    def first(self) -> int: ...  # noqa: D102 - see Attributes
 
     @property
     def position(self) -> int: ...  # noqa: D102 - see Attributes
@@ -54,25 +67,41 @@ class Source(Protocol):
     def poll(self) -> list[StepTrace]:
         """Apply what is due now; the steps applied since the last call, in order.
 
-        After a jump (`generation` has grown) these are the last few hundred steps up to `position`, so that panels with
-        a time axis have something to show.
+        After a jump (`generation` has grown) the step that was jumped to is the first of them; `context` has those
+        before it.
         """
         ...
 
+    def context(self, most: int) -> StepColumns:
+        """At most so many steps up to `position`, for panels with a time axis."""
+        ...
+
     def pause(self) -> None:
-        """Stop moving on."""
+        """Hold the engine; without one, stop playing."""
         ...
 
     def resume(self) -> None:
-        """Move on again."""
+        """Let the engine run; without one, play on."""
+        ...
+
+    def play(self) -> None:
+        """Let the past move on from the step shown."""
+        ...
+
+    def hold(self) -> None:
+        """Let the past stand still again."""
         ...
 
     def step(self, n: int) -> None:
-        """Go n steps forward; backward (n < 0) where the source can."""
+        """Go n steps forward or backward; an engine whose newest step is shown is held and does n steps."""
         ...
 
     def seek(self, step: int) -> None:
-        """Show the state after a step; clamped to what exists."""
+        """Show the state after a step, clamped to what exists; with an engine, its newest step is the present again."""
+        ...
+
+    def follow(self) -> None:
+        """Show the newest step; with an engine, the present from now on."""
         ...
 
     def set_speed(self, speed: float) -> None:

@@ -37,15 +37,27 @@ class FooterBar(LinePanel, can_focus=False):
         """What can be done, the most useful first."""
         glyphs, source = view.glyphs, view.source
         arrows = f"{glyphs.arrow_left} {glyphs.arrow_right}"
-        hints = [Hint("q", "quit", "quit"), Hint("space", "resume" if source.paused else "pause", "toggle_pause")]
+        hints = [Hint("q", "quit", "quit")]
         if source.live:
-            hints.append(Hint(glyphs.arrow_right, "step", "step(1)"))
+            engine = Hint("space", "run engine" if source.engine_paused else "pause engine", "toggle_pause")
+            if source.looking_back:
+                hints.append(Hint("L", "live", "seek_end"))
+                hints.append(Hint(arrows, "step the past", "step(1)"))
+                hints.append(Hint("r", "play" if source.paused else "hold", "toggle_play"))
+                hints.append(engine)
+            else:
+                hints.append(engine)
+                hints.append(Hint(glyphs.arrow_left, "look back", "step(-1)"))
+                hints.append(Hint(glyphs.arrow_right, "step engine", "step(1)"))
         else:
+            hints.append(Hint("space", "resume" if source.paused else "pause", "toggle_pause"))
             hints.append(Hint(arrows, "step", "step(1)"))
-        hints.append(Hint("[ ]", "speed", "faster"))
+            hints.append(Hint("[ ]", "speed", "faster"))
         hints.append(Hint("?", "help", "help"))
         hints.append(Hint("/", "find", "find"))
         hints.append(Hint("tab", "panels", "next_panel"))
+        if source.live:
+            hints.append(Hint("[ ]", "speed", "faster"))
         if view.selected_request is not None or view.selected_block is not None:
             hints.append(Hint("esc", "deselect", "deselect"))
         else:

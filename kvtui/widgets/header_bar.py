@@ -79,7 +79,11 @@ def parts_of(view: View, url: str | None) -> list[Part]:
     model = header.model
     if source.error:
         badge = Part(0, "! STOPPED", "error")
-    elif source.paused:
+    elif source.looking_back:
+        badge = Part(0, f"{glyphs.arrow_left} LOOKING BACK", "warning")
+    elif source.live and source.engine_paused:
+        badge = Part(0, f"{glyphs.paused} ENGINE PAUSED", "warning")
+    elif source.paused and not source.live:
         badge = Part(0, f"{glyphs.paused} PAUSED", "warning")
     elif source.live:
         badge = Part(0, f"{glyphs.live} LIVE", "good")
@@ -90,14 +94,22 @@ def parts_of(view: View, url: str | None) -> list[Part]:
     per_block = header.block_size * model.kv_bytes_per_token / 1024
     rates = view.history.rates()
     counters = view.state.counters
-    idle = source.live and not source.paused and not counters.running and not counters.waiting
+    idle = (
+        source.live
+        and not source.looking_back
+        and not source.engine_paused
+        and not counters.running
+        and not counters.waiting
+    )
     behind = source.length - 1 - source.position
     step = f"step {source.position:,}" if source.position >= 0 else "no step yet"
     if source.position >= 0 and not source.live and source.length:
         step += f"/{source.length - 1:,}"
-    parts = [
-        Part(6, "kvtui", "strong"),
-        badge,
+    parts = [Part(6, "kvtui", "strong"), badge]
+    if source.looking_back and not source.error:
+        running = ("the engine is paused", "warning") if source.engine_paused else ("the engine goes on", "good")
+        parts.append(Part(1, *running))
+    parts += [
         Part(1, clean(header.provenance, ascii_only=ascii_only), "muted" if measured else "warning"),
         Part(3, clean(model.name, ascii_only=ascii_only, limit=_LONGEST_NAME), "text"),
         Part(
@@ -112,8 +124,8 @@ def parts_of(view: View, url: str | None) -> list[Part]:
         parts.append(Part(5, f"cpu {view.state.cpu_used:,}/{header.num_cpu_blocks:,}", "text"))
     if url:
         parts.append(Part(4, clean(url, ascii_only=ascii_only, limit=80), "accent"))
-    if source.live and source.paused and behind > 0:
-        parts.append(Part(2, f"{behind:,} steps behind", "warning", right=True))
+    if source.looking_back:
+        parts.append(Part(0, f"LIVE +{behind:,} steps", "warning", right=True))
     parts.append(Part(1, step, "strong", right=True))
     if idle:
         parts.append(Part(2, "idle", "muted", right=True))

@@ -1,4 +1,4 @@
-"""The position in time: a bar to see it and to move it in a recording, the lag behind the engine when live."""
+"""The position in time: a bar to see it and to move it, in a recording and in the past of a live session alike."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 from textual.message import Message
 
+from kvtui.safe_text import width as cells_of
 from kvtui.widgets.line import Line
 from kvtui.widgets.line_panel import LinePanel
+from kvtui.widgets.position_bar import PositionBar
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -29,7 +31,7 @@ class SeekRequested(Message):
 
 
 class Transport(LinePanel, can_focus=False):
-    """Playing or paused, speed, position bar, step and time. A press or a drag on the bar posts `SeekRequested`."""
+    """What moves and how fast, the position bar, step and time. A press or a drag on the bar posts `SeekRequested`."""
 
     DEFAULT_CSS = """
     Transport { height: 1; }
@@ -37,53 +39,37 @@ class Transport(LinePanel, can_focus=False):
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:  # noqa: A002
         super().__init__(id=id, classes=classes)
-        self._bar = (0, 0)
+        self._bar = PositionBar(0, 0, 0, 0)
+        self._bar_start = 0
         self._dragging = False
         self._asked = -1
 
     def rows(self, view: View, width: int, height: int) -> Sequence[Hashable]:
-        """What the line says; the bar as a number of filled cells."""
-        source, glyphs = view.source, view.glyphs
-        last = max(0, source.length - 1)
-        position = min(max(0, source.position), last)
-        sign = f"{glyphs.paused} paused" if source.paused else f"{glyphs.live} live" if source.live else glyphs.playing
-        seconds = max(0, view.state.time_ns) // 1_000_000_000
-        clock = f"{seconds // 60}:{seconds % 60:02}"
-        if source.live:
-            behind = last - position
-            note = f"{behind:,} steps behind the engine" if behind > 0 else "following the engine"
-            self._bar = (0, 0)
-            return [("live", sign, note, f"step {position:,}", clock)]
-        sign = f"{sign} {source.speed:g}{glyphs.times}"
-        step = f"{position:,} / {last:,}" if source.position >= 0 else f"start / {last:,}"
-        start = len(sign) + 3
-        cells = width - start - len(step) - len(clock) - 5
-        if cells < _SHORTEST_BAR:
-            clock, cells = "", width - start - len(step) - 3
-        if cells < _SHORTEST_BAR:
-            step, cells = str(position), width - start - len(str(position)) - 3
+        """The pieces of the line, each with the role that it is drawn in."""
+        source = view.source
+        sign, role = sign_of(view)
+        places = places_of(view)
+        first, last = source.first, max(source.first, source.length - 1)
+        start = cells_of(sign) + 3
+        for text in places:
+            cells = width - start - cells_of(text) - 3
+            if cells >= _SHORTEST_BAR:
+                break
         cells = max(0, cells)
-        self._bar = (start, cells)
-        filled = round(position / last * (cells - 1)) if last else 0
-        return [("played", sign, filled, cells, step, clock)]
+        self._bar = PositionBar(cells, first, last, source.position)
+        self._bar_start = start
+        return [(sign, role, tuple(self._bar.runs(view.glyphs)), text)]
 
     def draw(self, view: View, key: Hashable, width: int) -> Strip:
         """The line."""
         assert isinstance(key, tuple)
-        palette, glyphs = view.palette, view.glyphs
-        state = palette.warning if view.source.paused else palette.good if view.source.live else palette.accent
-        kind, sign, *rest = key
-        line = Line(width, palette.blank).gap().add(sign, state).gap(2)
-        if kind == "live":
-            note, step, clock = rest
-            return line.add(note, palette.muted).right([(step, palette.text), (f"  {clock} ", palette.muted)]).strip()
-        filled, cells, step, clock = rest
-        if cells > 0:
-            head = "O" if glyphs.ascii else glyphs.live
-            line.add(glyphs.bar * filled, palette.accent).add(head, palette.strong)
-            line.add(glyphs.bar_empty * (cells - filled - 1), palette.faint).gap(2)
-        line.add(step, palette.text)
-        return line.right([(f"{clock} ", palette.muted)]).strip()
+        palette = view.palette
+        styles = {"done": palette.accent, "head": palette.strong, "ahead": palette.faint}
+        sign, role, bar, text = key
+        line = Line(width, palette.blank).gap().add(sign, palette.role(role)).gap(2)
+        for piece, kind in bar:
+            line.add(piece, styles[kind])
+        return line.gap(2).add(text, palette.text).strip()
 
     # -- acting --------------------------------------------------------------------------------------------------
 
@@ -105,15 +91,51 @@ class Transport(LinePanel, can_focus=False):
             self.release_mouse()
 
     def _seek(self, event: events.MouseEvent) -> bool:
-        start, cells = self._bar
-        if cells < 2 or self.view is None or self.view.source.length < 1:
+        bar = self._bar
+        if bar.cells < 2 or self.view is None or self.view.source.length < 1:
             return False
-        at = event.x - self.gutter.left - start
-        if not self._dragging and not 0 <= at < cells:
+        at = event.x - self.gutter.left - self._bar_start
+        if not self._dragging and not 0 <= at < bar.cells:
             return False
-        at = max(0, min(cells - 1, at))
-        step = round(at / (cells - 1) * (self.view.source.length - 1))
+        step = bar.step_of(at)
         if not self._dragging or step != self._asked:
             self._asked = step
             self.post_message(SeekRequested(step))
         return True
+
+
+def sign_of(view: View) -> tuple[str, str]:
+    """What moves, in a word or two, and its role."""
+    source, glyphs = view.source, view.glyphs
+    speed = f"{source.speed:g}{glyphs.times}"
+    if source.looking_back:
+        if source.paused:
+            return f"{glyphs.arrow_left} PAST", "warning"
+        return f"{glyphs.playing} PAST {speed}", "warning"
+    if source.live:
+        slowed = "" if source.speed == 1 else f" {speed}"
+        if source.engine_paused:
+            return f"{glyphs.paused} ENGINE PAUSED{slowed}", "warning"
+        return f"{glyphs.live} LIVE{slowed}", "good"
+    if source.paused:
+        return f"{glyphs.paused} paused {speed}", "warning"
+    return f"{glyphs.playing} {speed}", "accent"
+
+
+def places_of(view: View) -> list[str]:
+    """Where one is, in words, the longest first: the first that leaves room for a bar is drawn."""
+    source = view.source
+    position, last = source.position, max(0, source.length - 1)
+    seconds = max(0, view.state.time_ns) // 1_000_000_000
+    clock = f"{seconds // 60}:{seconds % 60:02}"
+    shown = (
+        f"{position:,}" if position >= source.first else "start" if source.first == 0 else f"before {source.first:,}"
+    )
+    behind = f"LIVE +{last - position:,} steps behind" if source.looking_back else ""
+    begins = f"history begins at {source.first:,}" if source.first else ""
+    step = f"step {shown}" if source.live and not source.looking_back else f"{shown} / {last:,}"
+    if source.live and not source.looking_back and last - position > 0:
+        behind = f"{last - position:,} not drawn yet"
+    full = [part for part in (begins, step, behind, clock) if part]
+    short = [part for part in (step, behind.removesuffix(" steps behind")) if part]
+    return ["  ".join(full), "  ".join([step, behind, clock] if behind else [step, clock]), "  ".join(short), shown]

@@ -11,9 +11,12 @@ from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.request import SamplingParams
 from engine.simulated import simulated_engine
 from engine.trace.events import Counters, RequestArrived, StepTrace
+from engine.trace.file_format import RecordingError
 from engine.trace.reader import Recording
-from engine.trace.recording import RecordingError, RecordingWriter
-from kvtui.sources.recorded import CONTEXT_STEPS, LONGEST_GAP_NS, RecordingSource
+from engine.trace.recording import RecordingWriter
+from engine.trace.step_columns import StepColumns
+from kvtui.sources.playback import LONGEST_GAP_NS
+from kvtui.sources.recorded import RecordingSource
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,6 +45,8 @@ def step(index: int, start_ms: float) -> StepTrace:
 class Timed:
     """Stands for a recording of empty steps at given times."""
 
+    first_step = 0
+
     def __init__(self, starts_ms: list[float], broken_from: int | None = None) -> None:
         self.engine = simulated_engine(EngineConfig(cache=CacheConfig(num_blocks=8)))
         self.header = self.engine.header
@@ -55,7 +60,8 @@ class Timed:
                 raise RecordingError("steps 3 to 9 cannot be read")
             yield message
 
-    steps = messages
+    def columns(self, start, stop=None):
+        return StepColumns.of(start, list(self.messages(start, stop)))
 
     def state_at(self, index):
         from engine.trace.state import PoolState
@@ -154,14 +160,17 @@ def test_resuming_at_the_end_starts_over() -> None:
     assert indices(source.poll()) == [0]
 
 
-def test_a_jump_hands_out_the_steps_before_it_and_grows_the_generation() -> None:
+def test_a_jump_hands_out_its_step_and_has_those_before_it_as_context() -> None:
     source = RecordingSource(Timed([10.0 * i for i in range(2000)]), clock=Clock())
     source.pause()
     generation = source.generation
     source.seek(1500)
     assert source.generation > generation
-    assert indices(source.poll()) == list(range(1501 - CONTEXT_STEPS, 1501))
+    assert indices(source.poll()) == [1500]
     assert source.poll() == []
+    context = source.context(200)
+    assert (context.first, context.num_steps) == (1301, 200)
+    assert context.times[:, 0].tolist() == [10 * MS * i for i in range(1301, 1501)]
     source.seek(99_999)
     assert source.position == 1999
     source.seek(-50)

@@ -17,10 +17,10 @@ from engine.trace import container
 from engine.trace import recording as recording_module
 from engine.trace.audit import audit
 from engine.trace.events import StepTrace
+from engine.trace.file_format import DAMAGE, Index, RecordingError
 from engine.trace.keyframe import Keyframe
-from engine.trace.layout import DAMAGE
 from engine.trace.reader import Recording
-from engine.trace.recording import Index, RecordingError, RecordingWriter
+from engine.trace.recording import RecordingWriter
 
 FUZZ = settings(
     max_examples=60,

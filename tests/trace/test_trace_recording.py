@@ -14,9 +14,10 @@ from trace_builder import TraceBuilder, arrived, make_header, simulated_trace
 
 from engine.trace import recording as recording_module
 from engine.trace.events import Counters, RequestArrived, StepTrace
+from engine.trace.file_format import RecordingError
 from engine.trace.invariants import check
 from engine.trace.reader import Recording
-from engine.trace.recording import RecordingError, RecordingWriter
+from engine.trace.recording import RecordingWriter
 from engine.trace.state import PoolState
 
 

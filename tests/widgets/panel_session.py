@@ -36,6 +36,8 @@ class Session:
 
     live = True
     paused = False
+    looking_back = False
+    first = 0
     speed = 1.0
     generation = 0
     error: str | None = None
@@ -61,6 +63,10 @@ class Session:
     @property
     def position(self) -> int:
         return self.state.step
+
+    @property
+    def engine_paused(self) -> bool:
+        return self.paused
 
     @property
     def length(self) -> int:

@@ -55,7 +55,9 @@ def test_parts_are_left_out_whole_and_the_badge_never():
     ("state", "badge"),
     [
         ({}, "● LIVE"),
-        ({"paused": True}, "‖ PAUSED"),
+        ({"paused": True}, "‖ ENGINE PAUSED"),
+        ({"looking_back": True}, "← LOOKING BACK  the engine goes on"),
+        ({"looking_back": True, "paused": True}, "← LOOKING BACK  the engine is paused"),
         ({"live": False}, "▶ PLAY"),
         ({"live": False, "paused": True}, "‖ PAUSED"),
         ({"error": "gone"}, "! STOPPED"),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from panel_session import Session, busy_session, lines, shown
 
 from kvtui.widgets.transport import Transport
@@ -70,17 +71,47 @@ async def test_a_press_beside_the_bar_asks_for_nothing():
         assert pilot.app.posted == []
 
 
-async def test_a_live_session_follows_the_engine_and_says_when_it_lags():
+async def test_a_live_session_has_the_same_bar_and_says_where_in_its_past_it_is():
     session = busy_session(5)
     panel = Transport()
-    async with shown(panel, session.view(), 80, 1):
-        assert "following the engine" in lines(panel)[0]
-        assert "step 4" in lines(panel)[0]
+    async with shown(panel, session.view(), 80, 1) as pilot:
+        line = lines(panel)[0]
+        assert line.startswith(" ● LIVE  ━━━")
+        assert "step 4" in line
         session.paused = True
+        panel.update_view(session.view(), [], False)
+        assert "‖ ENGINE PAUSED" in lines(panel)[0]
+        session.looking_back = True
         session.steps += session.steps[:3]
         panel.update_view(session.view(), [], False)
-        assert "‖ paused" in lines(panel)[0]
-        assert "3 steps behind the engine" in lines(panel)[0]
+        line = lines(panel)[0]
+        assert line.startswith(" ← PAST  ━━━")
+        assert "4 / 7" in line
+        assert "LIVE +3 steps behind" in line
+        await pilot.click(panel, offset=(line.index("━"), 0))
+        await pilot.pause()
+        assert [message.step for message in pilot.app.posted] == [0]
+
+
+async def test_history_that_begins_later_says_where():
+    session = played(at=60)
+    session.first = 50
+    panel = Transport()
+    async with shown(panel, session.view(), 100, 1):
+        line = lines(panel)[0]
+        assert "history begins at 50" in line
+        assert line.count("━") < line.count("─"), "the bar begins there"
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80, 200])
+async def test_the_bar_has_room_at_every_width(width):
+    session = played(at=60)
+    session.looking_back = session.live = True
+    panel = Transport()
+    async with shown(panel, session.view(), width, 1):
+        line = lines(panel)[0]
+        assert line.count("━") + line.count("─") >= 7
+        assert "60" in line
 
 
 async def test_before_the_first_step_the_bar_stands_at_the_start():

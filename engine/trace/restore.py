@@ -1,0 +1,117 @@
+"""Gives the requests of a keyframe what segments have of them: what their arrivals told, and their tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.trace.file_format import DAMAGE
+from engine.trace.keyframe import num_tokens
+from engine.trace.state import MAX_TEXT, MAX_TOKENS
+
+if TYPE_CHECKING:
+    from engine.trace.columns import Column
+    from engine.trace.keyframe import Keyframe
+    from engine.trace.request_state import RequestState
+    from engine.trace.state import PoolState
+    from engine.trace.trace_reader import TraceReader
+
+
+def restore_requests(reader: TraceReader, state: PoolState, keyframe: Keyframe) -> None:
+    """Complete the requests of a state that was made from a keyframe.
+
+    Raises:
+        ValueError: the keyframe contradicts itself or the segments.
+    """
+    requests, counts = state.requests, num_tokens(keyframe)
+    if not requests:
+        return
+    most = sum(counts.values())
+    if most > MAX_TOKENS:
+        raise ValueError(f"a keyframe with {most} tokens is not possible")
+    numbers = np.array(sorted(requests), np.int64)
+    arrived = np.array([requests[number].arrival_step for number in numbers.tolist()], np.int64)
+    first = np.array([requests[number].first_token_step for number in numbers.tolist()], np.int64)
+    last = np.array([requests[number].last_token_step for number in numbers.tolist()], np.int64)
+    known = _known_before(reader._base, state)
+    unknown = set(requests) - known.keys()
+    owners: list[Column] = [np.zeros(0, np.int64)]
+    entries: list[Column] = [np.zeros(0, np.int64)]
+    damaged = False
+    found = 0
+    for at in _segments_with(reader, arrived, first, last):
+        try:
+            segment = reader._segment(at)
+        except DAMAGE:
+            damaged = True
+            continue
+        for arrival in segment.arrivals:
+            request = requests.get(arrival.request)
+            at_step = segment.first_step + arrival.offset
+            if request is not None and arrival.request in unknown and request.arrival_step == at_step:
+                unknown.remove(arrival.request)
+                request.name = arrival.name[:MAX_TEXT]
+                request.max_tokens = arrival.max_tokens
+                request.arrival_ns = arrival.time_ns
+                request.temperature = arrival.temperature
+                request.parent = arrival.parent
+                prompt = segment.prompt(arrival)[: request.num_prompt_tokens]
+                owners.append(np.full(len(prompt), arrival.request))
+                entries.append(prompt)
+        step, owner, entry = segment.token_columns(state.step + 1)
+        place = np.minimum(np.searchsorted(numbers, owner), len(numbers) - 1)
+        ours = (numbers[place] == owner) & (step >= first[place]) & (first[place] >= 0)
+        owners.append(owner[ours])
+        entries.append(entry[ours])
+        found += len(entries[-1])
+        if found > most:
+            raise ValueError(f"the requests of a keyframe have more tokens than its {most}")
+    all_owners = np.concatenate(owners)
+    order = np.argsort(all_owners, kind="stable")
+    ids, pieces = reader._vocabulary.look_up(np.concatenate(entries)[order])
+    stops = np.searchsorted(all_owners[order], numbers, side="right").tolist()
+    start = 0
+    for number, stop in zip(numbers.tolist(), stops, strict=True):
+        request = requests[number]
+        earlier = known.get(number)
+        request.token_ids = ids[start:stop] if earlier is None else earlier.token_ids + ids[start:stop]
+        request.pieces = pieces[start:stop] if earlier is None else earlier.pieces + pieces[start:stop]
+        if len(request.token_ids) != counts[number] or number in unknown:
+            if not damaged:
+                raise ValueError(f"request {number} has {stop - start} tokens instead of {counts[number]}")
+            # A damaged segment costs the text of those who ran in it, not the steps after it.
+            request.token_ids = [-1] * counts[number]
+            request.pieces = ["\ufffd"] * counts[number]
+        state._num_tokens += counts[number]
+        start = stop
+
+
+def _known_before(base: PoolState | None, state: PoolState) -> dict[int, RequestState]:
+    """The requests that were there when the trace that is left begins; what their arrivals told is taken over."""
+    if base is None:
+        return {}
+    known: dict[int, RequestState] = {}
+    for number, request in state.requests.items():
+        before = base.requests.get(number)
+        if before is not None and before.arrival_step == request.arrival_step:
+            known[number] = before
+            for name in ("name", "max_tokens", "arrival_ns", "temperature", "parent"):
+                setattr(request, name, getattr(before, name))
+    return known
+
+
+def _segments_with(reader: TraceReader, arrived: Column, first: Column, last: Column) -> list[int]:
+    """The segments in which requests arrived or, from their first token to their last, could have got tokens."""
+    started = first >= 0
+    starts = np.concatenate((arrived, first[started]))
+    stops = np.concatenate((arrived, last[started]))
+    if not bool(((starts >= 0) & (starts <= stops) & (stops < reader.num_steps)).all()):
+        raise ValueError("a keyframe names steps that are not there")
+    there = stops >= reader.first_step
+    starts, stops = np.maximum(starts[there], reader.first_step), stops[there]
+    firsts = reader._layout.segments[:, 0]
+    change = np.zeros(len(firsts) + 1, np.int64)
+    np.add.at(change, np.searchsorted(firsts, starts, side="right") - 1, 1)
+    np.add.at(change, np.searchsorted(firsts, stops, side="right"), -1)
+    return np.flatnonzero(np.cumsum(change[:-1])).tolist()
