@@ -63,6 +63,7 @@ class Actions(App[None]):
         Binding("5", "panel(5)", "Panel: inspector and text", id="app.text"),
         Binding("6", "panel(6)", "Panel: log", id="app.log"),
         Binding("7", "panel(7)", "Panel: prefix tree", id="app.prefixes"),
+        Binding("8", "panel(8)", "Panel: the old way, memory reserved in one piece", id="app.old-way"),
         Binding("slash", "find", "Find a request or a block", id="app.find"),
         Binding("enter", "panel(5)", "Inspect", id="app.inspect"),
         Binding("escape", "deselect", "Select nothing", id="app.deselect"),

@@ -213,6 +213,7 @@ TITLES = {
     "5": "Inspector",
     "6": "Log",
     "7": "Prefix tree",
+    "8": "The old way",
 }
 
 

@@ -57,6 +57,7 @@ _REQUEST_COLUMNS = {
 }
 """The numbers of a request that a keyframe has, and the values that they can have."""
 _LATER_COLUMNS = {
+    "finished_step": _STEP,
     "admitted_step": _STEP,
     "preempted_ns": _ANY,
     "recompute_ns": _ANY,

@@ -42,6 +42,7 @@ class RequestState:
         arrival_step: Index of the step before which it arrived.
         first_token_step: Index of the step of its first new token; -1 before.
         last_token_step: Index of the step of its newest token; -1 before.
+        finished_step: Index of the step that ended it; -1 before.
         admitted_step: Index of the step that first admitted it; -1 before.
         preempted_ns: Time between its preemptions and the steps that admitted it again, spells that are over; UNKNOWN
             where the state comes from a recording that did not keep it, as with the next two.
@@ -80,6 +81,7 @@ class RequestState:
     last_batch: int = -1
     first_token_step: int = -1
     last_token_step: int = -1
+    finished_step: int = -1
     admitted_step: int = -1
     preempted_ns: int = 0
     recompute_ns: int = 0

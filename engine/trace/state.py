@@ -285,6 +285,7 @@ class PoolState(BlockFold):
         request.finish_reason = reason[:MAX_TEXT]
         request.message = message[:MAX_TEXT]
         request.finished_ns = end_ns
+        request.finished_step = self.step
         request.waiting_for = None
         request.run_again(end_ns)
         request.caught_up(end_ns)

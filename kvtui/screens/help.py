@@ -37,7 +37,7 @@ KEYS = (
     ("L", "back to the present of a live session, as end"),
     ("r", "play from the step that one looks back at, and hold it again"),
     ("[ ]", "slower, faster"),
-    ("tab 1-7", "go to a panel: blocks, requests, free pool, batch, text, log, prefix tree"),
+    ("tab 1-8", "go to a panel: blocks, requests, pool, batch, text, log, prefix tree, old way"),
     ("h j k l", "move the cursor over the blocks; a click does the same"),
     ("up down", "move within the panel that has the focus"),
     ("+ -", "zoom the blocks in and out about the cursor; ctrl and the wheel do so about the pointer"),

@@ -23,6 +23,7 @@ from kvtui.widgets.header_bar import HeaderBar
 from kvtui.widgets.inspector import Inspector
 from kvtui.widgets.legend import Legend, Scale
 from kvtui.widgets.log_panel import LogPanel
+from kvtui.widgets.old_way import OldWay
 from kvtui.widgets.prefix_tree import PrefixPanel
 from kvtui.widgets.request_table import RequestTable
 from kvtui.widgets.tab_bar import TABS, TabBar
@@ -45,14 +46,15 @@ _SHOWN_IN_TAB = (
     ("inspector",),
     ("log",),
     ("prefixes",),
+    ("old-way",),
 )
-_FOCUS_OF_TAB = ("blocks", "requests", "pool", "batch", "inspector", "log", "prefixes")
-_PLACES = (("requests", "prefixes"),)
+_FOCUS_OF_TAB = ("blocks", "requests", "pool", "batch", "inspector", "log", "prefixes", "old-way")
+_PLACES = (("requests", "prefixes"), ("pool", "old-way"))
 """Panels that share a place where all are shown together: the one that was opened last is there."""
-_LEFT = frozenset({"blocks-frame", "inspector", "pool"})
+_LEFT = frozenset({"blocks-frame", "inspector", "pool", "old-way"})
 
 
-UNHURRIED_SECONDS = {"requests": 0.16, "pool": 0.3, "batch": 0.3, "prefixes": 0.3}
+UNHURRIED_SECONDS = {"requests": 0.16, "pool": 0.3, "batch": 0.3, "prefixes": 0.3, "old-way": 0.3}
 """Panels whose many rows change with every step, and how often the eye needs them while steps stream by."""
 
 
@@ -85,7 +87,7 @@ class MainScreen(Screen[None]):
     #left { width: 54%; } #right { width: 1fr; }
     #blocks-frame { height: 21fr; padding: 0 1; }
     #blocks { height: 1fr; }
-    #inspector { height: 12fr; min-height: 7; padding: 0 1; } #pool { height: 11fr; min-height: 6; }
+    #inspector { height: 12fr; min-height: 7; padding: 0 1; } #pool, #old-way { height: 11fr; min-height: 6; }
     #requests, #prefixes { height: 1fr; } #batch { height: 1fr; }
     #log { height: 9; }
     #too-small { display: none; width: 100%; height: 100%; content-align: center middle; text-align: center; }
@@ -103,7 +105,7 @@ class MainScreen(Screen[None]):
         #tabs { display: block; }
         #body { layout: vertical; }
         #left, #right { width: 100%; }
-        #pool, #requests, #prefixes, #batch, #log, #inspector { height: 1fr; }
+        #pool, #old-way, #requests, #prefixes, #batch, #log, #inspector { height: 1fr; }
     }
     MainScreen.-narrow.-blocks-tab #inspector { height: 38%; min-height: 5; }
     MainScreen.-tiny {
@@ -144,6 +146,7 @@ class MainScreen(Screen[None]):
                     yield self.legend
                 yield self.inspector
                 yield FreePool(id="pool", classes="framed")
+                yield OldWay(id="old-way", classes="framed")
             with Vertical(id="right"):
                 yield RequestTable(id="requests", classes="framed")
                 yield PrefixPanel(id="prefixes", classes="framed")

@@ -10,6 +10,7 @@ from textual.binding import Binding
 from kvtui.advisor import advice_words, advise_now
 from kvtui.safe_text import clean
 from kvtui.safe_text import width as cells_of
+from kvtui.sizes import in_bytes
 from kvtui.waste import Waste, waste_of
 from kvtui.widgets.level_chart import CACHED, EIGHTHS, SCALES, cells, gather
 from kvtui.widgets.line import Line
@@ -257,20 +258,10 @@ def byte_words(waste: Waste, header: Header, glyphs: Glyphs) -> list[list[tuple[
         f"2{dot}{model.num_layers} layers{dot}{model.num_kv_heads} kv heads{dot}{model.head_dim}{dot}"
         f"{waste.held_tokens:,} tokens{dot}{per_element:g} B"
     )
-    held = _size(waste.bytes)
-    pool = f" of {_size(header.num_blocks * header.block_size * model.kv_bytes_per_token)}"
+    held = in_bytes(waste.bytes)
+    pool = f" of {in_bytes(header.num_blocks * header.block_size * model.kv_bytes_per_token)}"
     return [
         [("holds ", ""), (held, "strong"), (pool, ""), (f" = {formula}", "")],
         [("holds ", ""), (held, "strong"), (f" = {formula}", "")],
         [("holds ", ""), (held, "strong"), (pool, "")],
     ]
-
-
-def _size(count: int) -> str:
-    """Bytes in a unit that people read."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:,.1f} TiB"
