@@ -65,8 +65,8 @@ class Actions(App[None]):
         Binding("7", "panel(7)", "Panel: prefix tree", id="app.prefixes"),
         Binding("8", "panel(8)", "Panel: the old way, memory reserved in one piece", id="app.old-way"),
         Binding("slash", "find", "Find a request or a block", id="app.find"),
-        Binding("enter", "panel(5)", "Inspect", id="app.inspect"),
-        Binding("escape", "deselect", "Select nothing", id="app.deselect"),
+        Binding("enter", "inspect", "Inspect", id="app.inspect"),
+        Binding("escape", "deselect", "Back from the inspector, or select nothing", id="app.deselect"),
         Binding("h,j,k", "pick_block", "Pick a block", show=False, id="app.pick-block"),
         Binding("plus,equals_sign", "grid_zoom(-1)", "Blocks: zoom in", id="app.zoom-in"),
         Binding("minus", "grid_zoom(1)", "Blocks: zoom out", id="app.zoom-out"),
@@ -217,9 +217,14 @@ class Actions(App[None]):
         self.main.open_tab(0)
         self.main.grid.action_move(0, 0)
 
+    def action_inspect(self) -> None:
+        """Read about what is selected; escape leads back."""
+        self.main.inspect()
+
     def action_deselect(self) -> None:
-        """Select nothing."""
-        self.select(None, None)
+        """Go back to the panel that the inspector was opened from, or select nothing."""
+        if not self.main.go_back():
+            self.select(None, None)
 
     def action_grid_zoom(self, by: int) -> None:
         """Zoom the blocks about the cursor: negative is closer."""

@@ -275,6 +275,8 @@ class KvtuiApp(Actions):
         self.select(message.request, None)
         if message.jump:
             self.main.open_panel("requests")
+        if message.inspect:
+            self.action_inspect()
 
     def on_prefix_selected(self, message: PrefixSelected) -> None:
         """A panel picked a prefix: its blocks are lit."""

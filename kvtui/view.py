@@ -62,13 +62,16 @@ class RequestSelected(Message):
     """The user picked a request (or none) in a panel; the app answers with a new view.
 
     Attributes:
+        request: Which.
         jump: Whether the user wants to be taken to it, out of the panel.
+        inspect: Whether the user wants to read about it.
     """
 
-    def __init__(self, request: int | None, jump: bool = False) -> None:
+    def __init__(self, request: int | None, *, jump: bool = False, inspect: bool = False) -> None:
         super().__init__()
         self.request = request
         self.jump = jump
+        self.inspect = inspect
 
 
 class PrefixSelected(Message):
@@ -102,7 +105,7 @@ class Panel(ScrollView, can_focus=True, inherit_bindings=False):
     Strips carry the palette's background themselves: the Line API adds none.
     """
 
-    # Arrows to the sides, home and end belong to the session's time, not to the panel.
+    # Arrows to the sides belong to the session's time, not to the panel; so do home and end, except in a long list.
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "scroll_up", "scroll up", show=False, id="panel.up"),
         Binding("down", "scroll_down", "scroll down", show=False, id="panel.down"),

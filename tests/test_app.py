@@ -696,3 +696,45 @@ async def test_the_prefix_tree_shares_a_place_with_the_requests_and_leads_to_the
         await pilot.press("7", "down", "escape")
         await frame(pilot)
         assert live.app.view().selected_prefix is None
+
+
+@pytest.mark.parametrize("size", [(80, 24), (200, 50)])
+async def test_enter_on_a_request_opens_it_in_the_inspector_and_escape_leads_back(size) -> None:
+    live = Live()
+    live.ask(4)
+    async with live.app.run_test(size=size) as pilot:
+        live.run(6)
+        await frame(pilot)
+        await pilot.press("2", "down", "enter")
+        await frame(pilot)
+        main = live.app.main
+        selected = live.app.view().selected_request
+        assert selected is not None
+        assert main.focused is main.inspector
+        assert f"Inspector · ask-{selected}" in text_of(live.app)
+        assert "esc back" in text_of(live.app)
+        await pilot.press("escape")
+        await frame(pilot)
+        assert main.focused.id == "requests"
+        assert live.app.view().selected_request == selected
+        assert "esc deselect" in text_of(live.app) or size[0] == 80
+        await pilot.press("enter")
+        await frame(pilot)
+        assert live.app.view().selected_request == selected
+        assert main.focused is main.inspector
+        await pilot.press("escape", "escape")
+        await frame(pilot)
+        assert live.app.view().selected_request is None
+        assert main.focused.id == "requests"
+
+
+async def test_escape_in_an_inspector_that_was_opened_by_itself_selects_nothing() -> None:
+    live = Live()
+    live.ask(4)
+    async with live.app.run_test(size=(80, 24)) as pilot:
+        live.run(6)
+        live.app.select(1, None)
+        await pilot.press("2", "enter", "4", "5", "escape")
+        await frame(pilot)
+        assert live.app.main.focused is live.app.main.inspector
+        assert live.app.view().selected_request is None

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from kvtui.view import View
 
 LOG = TABS.index("Log")
+INSPECTOR = TABS.index("Inspector")
 _SHOWN_IN_TAB = (
     ("blocks-frame", "inspector"),
     ("requests",),
@@ -118,6 +119,7 @@ class MainScreen(Screen[None]):
         super().__init__()
         self.header = HeaderBar(id="header")
         self.tabs = TabBar()
+        self.footer = FooterBar()
         self.grid = MovableGrid()
         self.legend = Legend()
         self.inspector = Inspector()
@@ -129,6 +131,7 @@ class MainScreen(Screen[None]):
         self.log_open = False
         self.in_place = {place[0] for place in _PLACES}
         """Of the panels that share a place, those that have it."""
+        self._inspected_from: int | None = None
         self._panels: list[Panel] = []
         self._stale: set[Panel] = set()
         self._later: dict[Panel, Later] = {}
@@ -153,7 +156,7 @@ class MainScreen(Screen[None]):
                 yield BatchTimeline(id="batch", classes="framed")
                 yield self.log_panel
         yield self.transport
-        yield FooterBar()
+        yield self.footer
         yield Static("", id="too-small", markup=False)
 
     def on_mount(self) -> None:
@@ -207,9 +210,47 @@ class MainScreen(Screen[None]):
         # A panel that comes into sight has its size only after the next layout.
         self.call_after_refresh(self._catch_up)
 
+    def inspect(self) -> None:
+        """Go to the inspector, and remember from where."""
+        origin = self._focused_tab()
+        if origin != INSPECTOR:
+            self.open_tab(INSPECTOR)
+            self._inspected_from = origin
+            self._show_way_back()
+
+    def go_back(self) -> bool:
+        """Return to the panel that the inspector was opened from; whether there was one."""
+        origin, self._inspected_from = self._inspected_from, None
+        if origin is None or self._focused_tab() != INSPECTOR:
+            return False
+        if self.wide and origin == LOG:
+            self.tab = LOG
+            self.log_panel.focus()
+            self._show_way_back()
+        else:
+            self.open_tab(origin)
+        return True
+
+    def _focused_tab(self) -> int:
+        """The open tab; where all panels are in sight, that of the one with the focus."""
+        if not self.wide:
+            return self.tab
+        focused = self.focused.id if self.focused is not None else None
+        return _FOCUS_OF_TAB.index(focused) if focused in _FOCUS_OF_TAB else self.tab
+
+    def on_descendant_focus(self) -> None:
+        """Say where escape leads to."""
+        self._show_way_back()
+
+    def _show_way_back(self) -> None:
+        self.footer.goes_back = self._inspected_from is not None and self._focused_tab() == INSPECTOR
+        self.footer.redraw()
+
     def open_tab(self, tab: int) -> None:
         """Show a panel and give it the focus."""
         self.tab = tab
+        self._inspected_from = None
+        self._show_way_back()
         if self.wide and tab == LOG:
             self.log_open = not self.log_open
         for place in _PLACES:
@@ -230,9 +271,7 @@ class MainScreen(Screen[None]):
     def next_panel(self, by: int) -> None:
         """Go around the panels."""
         order = [tab for tab in range(len(TABS)) if not self.wide or tab != LOG or self.log_open]
-        focused = self.focused.id if self.focused is not None else None
-        if self.wide and focused in _FOCUS_OF_TAB:
-            self.tab = _FOCUS_OF_TAB.index(focused)
+        self.tab = self._focused_tab()
         place = order.index(self.tab) if self.tab in order else 0
         tab = order[(place + by) % len(order)]
         if self.wide and tab == LOG:

@@ -32,6 +32,8 @@ class FooterBar(LinePanel, can_focus=False):
     def __init__(self) -> None:
         super().__init__(id="footer")
         self._places: list[tuple[int, int, str]] = []
+        self.goes_back = False
+        """Whether escape leads back to another panel."""
 
     def hints(self, view: View) -> list[Hint]:
         """What can be done, the most useful first."""
@@ -58,7 +60,9 @@ class FooterBar(LinePanel, can_focus=False):
         hints.append(Hint("tab", "panels", "next_panel"))
         if source.live:
             hints.append(Hint("[ ]", "speed", "faster"))
-        if view.selected_request is not None or view.selected_block is not None:
+        if self.goes_back:
+            hints.insert(2, Hint("esc", "back", "deselect"))
+        elif view.selected_request is not None or view.selected_block is not None:
             hints.append(Hint("esc", "deselect", "deselect"))
         else:
             hints.append(Hint("hjkl", "pick a block", "pick_block"))

@@ -31,11 +31,14 @@ _PEEK_FROM_ROWS = 8
 class RequestTable(WheelScrolled, LinePanel):
     """A table with a cursor that stays on its request when the rows move.
 
-    Posts `RequestSelected` for enter and for a click, with None where the request was selected already.
+    Posts `RequestSelected` for enter, which inspects as well, and for a click, with None where the request was selected
+    already. Left without a selection, it shows the live requests again.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "select", "inspect", show=False, id="requests.select"),
+        Binding("home", "first_row", "first request", show=False, id="requests.first"),
+        Binding("end", "last_row", "last request", show=False, id="requests.last"),
         Binding("v", "toggle_text", "block table or text", show=False, id="requests.text"),
     ]
 
@@ -44,6 +47,7 @@ class RequestTable(WheelScrolled, LinePanel):
         self._order: list[int] = []
         self._place: dict[int, int] = {}
         self._counts = ["none"]
+        self._ended_count: list[str] = []
         self._ordered_for: tuple[object, ...] = ()
         self._cursor: int | None = None
         self._at = 0
@@ -99,9 +103,8 @@ class RequestTable(WheelScrolled, LinePanel):
         counts = [f"{len(running)} running", f"{len(waiting) - preempted} waiting"]
         if preempted:
             counts.append(f"{preempted} preempted")
-        if ended:
-            counts.append(f"{len(ended)} ended")
         self._counts = counts
+        self._ended_count = [f"{len(ended)} ended"] if ended else []
 
     @property
     def _header_rows(self) -> int:
@@ -144,14 +147,16 @@ class RequestTable(WheelScrolled, LinePanel):
         """The heading and the requests of the window."""
         first, *others = self._counts
         glyphs = view.glyphs
-        self.set_title(f"Requests {glyphs.horizontal} {first}", *others, separator=f" {glyphs.dot} ")
+        places = self._places_shown()
+        parts = [*others, *self._position(places), *self._ended_count]
+        self.set_title(f"Requests {glyphs.horizontal} {first}", *parts, separator=f" {glyphs.dot} ")
         if not self._order:
             return _empty_state(view)
         columns = columns_for(width, self._prefer_text, view.names.longest)
         state, selected = view.state, view.selected_request
         marked_request = self._order[self._marked_place] if self.has_focus else None
         keys: list[Hashable] = [("heading", columns)] if self._header_rows else []
-        for place in self._places_shown():
+        for place in places:
             request_id = self._order[place] if place >= 0 else -1
             request = state.requests.get(request_id)
             if request is None:
@@ -177,6 +182,15 @@ class RequestTable(WheelScrolled, LinePanel):
                 )
             )
         return keys
+
+    def _position(self, places: Sequence[int]) -> list[str]:
+        """Which rows are in sight, where that is not all of them."""
+        count = len(self._order)
+        if count <= self._window:
+            return []
+        if -1 in places:
+            return [f"{len(places) - 1} of {count} shown"]
+        return [f"rows {places[0] + 1}-{places[-1] + 1} of {count}"]
 
     def _places_shown(self) -> Sequence[int]:
         """Places in the order, a line each; -1 for a line that says how many were left out.
@@ -231,11 +245,19 @@ class RequestTable(WheelScrolled, LinePanel):
         """Move the cursor down by a window."""
         self._move(self._window)
 
+    def action_first_row(self) -> None:
+        """Move the cursor to the first request."""
+        self._move(-len(self._order))
+
+    def action_last_row(self) -> None:
+        """Move the cursor to the last request."""
+        self._move(len(self._order))
+
     def action_select(self) -> None:
-        """Select the request under the cursor, or nothing where it is selected already."""
+        """Select the request under the cursor and read about it."""
         if self._order:
             self._put_cursor(self._marked_place)
-            self._select(self._order[self._at])
+            self.post_message(RequestSelected(self._order[self._at], inspect=True))
 
     def action_toggle_text(self) -> None:
         """Show block tables or texts where there is no room for both."""
@@ -268,7 +290,10 @@ class RequestTable(WheelScrolled, LinePanel):
         self.redraw()
 
     def on_blur(self) -> None:
-        """Hide the cursor."""
+        """Hide the cursor, and follow the live requests again unless one is selected."""
+        if self._cursor != self._selected or self._selected is None:
+            self._cursor, self._top = None, 0
+            self._settle()
         self.redraw()
 
     def on_resize(self, event: events.Resize) -> None:

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
     from kvtui.view import View
 
-TABS = ("Blocks", "Requests", "Pool", "Batch", "Text", "Log", "Tree", "Old way")
+TABS = ("Blocks", "Requests", "Pool", "Batch", "Inspector", "Log", "Tree", "Old way")
 """In the order of the keys 1 to 8."""
 
-_SHORT = ("Blk", "Req", "Pool", "Bat", "Txt", "Log", "Tree", "Old")
+_SHORT = ("Blk", "Req", "Pool", "Bat", "Insp", "Log", "Tree", "Old")
 """Where the terminal is too narrow for whole names."""
 
 

@@ -74,6 +74,7 @@ async def test_waiting_requests_are_in_sight_when_running_ones_alone_would_fill_
         drawn = lines(panel)
         assert numbers(drawn) == [*range(9), 20, 21, 22]
         assert "11 more running" in drawn[10]
+        assert "12 of 30 shown" in panel.border_title
         assert "20 of 20 places taken" in drawn[11]
         await pilot.click(panel, offset=(10, 10))
         assert pilot.app.posted == []
@@ -175,10 +176,63 @@ async def test_the_cursor_stays_on_its_request_when_rows_move_and_enter_selects_
         await pilot.press("enter")
         await pilot.pause()
         assert [m.request for m in pilot.app.posted] == [number]
+        assert pilot.app.posted[0].inspect
         panel.update_view(session.view(selected=number), [], False)
         await pilot.press("enter")
         await pilot.pause()
-        assert [m.request for m in pilot.app.posted] == [number, None]
+        assert [m.request for m in pilot.app.posted] == [number, number]
+
+
+async def test_a_table_that_was_left_on_a_row_that_ended_shows_the_live_requests_again():
+    session = Session(num_blocks=80, max_num_seqs=4)
+    for i in range(16):
+        session.ask(f"page {i}", max_tokens=3)
+    while session.engine.has_work:
+        session.run(1)
+    live = [session.ask(f"another {i}", max_tokens=60) for i in range(3)]
+    session.run(3)
+    panel = RequestTable()
+    async with shown(panel, session.view(), 80, 8) as pilot:
+        panel.focus()
+        await pilot.pause()
+        await pilot.press("end")
+        assert not set(live) & set(numbers(lines(panel)))
+        pilot.app.set_focus(None)
+        await pilot.pause()
+        panel.update_view(session.view(), session.run(1), False)
+        assert numbers(lines(panel))[:3] == live
+        assert not any(line.startswith("▸") for line in lines(panel))
+
+
+async def test_what_is_selected_stays_in_sight_when_the_table_is_left():
+    session = busy_session()
+    panel = RequestTable()
+    async with shown(panel, session.view(), 98, 6) as pilot:
+        panel.focus()
+        last = panel._order[-1]
+        panel.update_view(session.view(selected=last), [], False)
+        pilot.app.set_focus(None)
+        await pilot.pause()
+        panel.update_view(session.view(selected=last), session.run(1), False)
+        assert last in numbers(lines(panel))
+
+
+async def test_home_and_end_go_to_the_first_and_the_last_row_and_the_title_says_where_one_is():
+    session = busy_session()
+    panel = RequestTable()
+    count = len(session.state.requests)
+    async with shown(panel, session.view(), 98, 6) as pilot:
+        panel.focus()
+        await pilot.pause()
+        await pilot.press("end")
+        assert lines(panel)[-1].startswith("▸")
+        assert numbers(lines(panel))[-1] == panel._order[-1]
+        assert f"rows {count - 4}-{count} of {count}" in panel.border_title
+        await pilot.press("home")
+        assert lines(panel)[1].startswith("▸")
+        assert f"rows 1-5 of {count}" in panel.border_title
+    async with shown(RequestTable(), session.view(), 98, 30) as pilot:
+        assert "rows" not in pilot.app.panel.border_title
 
 
 async def test_a_click_selects_the_row_under_the_mouse():
