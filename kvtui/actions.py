@@ -64,6 +64,8 @@ class Actions(App[None]):
         Binding("6", "panel(6)", "Panel: log", id="app.log"),
         Binding("7", "panel(7)", "Panel: prefix tree", id="app.prefixes"),
         Binding("8", "panel(8)", "Panel: the old way, memory reserved in one piece", id="app.old-way"),
+        Binding("9", "panel(9)", "Panel: formulas", id="app.formulas"),
+        Binding("F", "formulas", "Formulas with the live numbers, or back to the pool", id="app.formulas-letter"),
         Binding("slash", "find", "Find a request or a block", id="app.find"),
         Binding("enter", "inspect", "Inspect", id="app.inspect"),
         Binding("escape", "deselect", "Back from the inspector, or select nothing", id="app.deselect"),
@@ -203,6 +205,11 @@ class Actions(App[None]):
     def action_panel(self, number: int) -> None:
         """Go to a panel by its number."""
         self.main.open_tab(number - 1)
+
+    def action_formulas(self) -> None:
+        """Show the formulas; where they are in front already, the pool that they are about."""
+        focused = self.main.focused
+        self.main.open_panel("pool" if focused is not None and focused.id == "formulas" else "formulas")
 
     def action_next_panel(self) -> None:
         """Go to the next panel."""

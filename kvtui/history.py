@@ -331,14 +331,23 @@ class History:
             if live[column] or last_seen[column] >= first
         )
 
+    def recent(self) -> npt.NDArray[np.void]:
+        """The steps that `rates` averages over, a row each with the fields of `series`."""
+        stop = self.last_index + 1
+        rows: npt.NDArray[np.void] = self._ring[self.places(stop - min(len(self), _RATE_STEPS), stop)]
+        return rows[rows["start_ns"] >= rows["start_ns"][-1] - _RATE_NS] if len(rows) else rows
+
+    def remembered(self) -> npt.NDArray[np.void]:
+        """All steps that can be read, likewise."""
+        stop = self.last_index + 1
+        rows: npt.NDArray[np.void] = self._ring[self.places(stop - len(self), stop)]
+        return rows
+
     def rates(self) -> Rates:
         """Running averages; zeros before the first step."""
-        stop = self.last_index + 1
-        first = stop - min(len(self), _RATE_STEPS)
-        if first == stop:
+        rows = self.recent()
+        if not len(rows):
             return Rates(0.0, 0.0, 0.0)
-        rows = self._ring[self.places(first, stop)]
-        rows = rows[rows["start_ns"] >= rows["start_ns"][-1] - _RATE_NS]
         last = rows[-1]
         end = last["start_ns"] + last["schedule_ns"] + last["execute_ns"] + last["sample_ns"] + last["update_ns"]
         seconds = float(end - rows["start_ns"][0]) / 1e9

@@ -214,6 +214,7 @@ TITLES = {
     "6": "Log",
     "7": "Prefix tree",
     "8": "The old way",
+    "9": "Formulas",
 }
 
 
@@ -738,3 +739,15 @@ async def test_escape_in_an_inspector_that_was_opened_by_itself_selects_nothing(
         await frame(pilot)
         assert live.app.main.focused is live.app.main.inspector
         assert live.app.view().selected_request is None
+
+
+async def test_f_shows_the_formulas_in_the_place_of_the_pool_and_the_pool_again() -> None:
+    live = Live()
+    live.ask(4)
+    async with live.app.run_test(size=(200, 50)) as pilot:
+        live.run(8)
+        for key, title in (("8", "─ The old way"), ("F", "─ Formulas"), ("F", "─ Free pool")):
+            await pilot.press(key)
+            await frame(pilot)
+            titles = [t for t in ("─ The old way", "─ Formulas", "─ Free pool") if t in text_of(live.app)]
+            assert titles == [title]

@@ -18,6 +18,7 @@ from kvtui.view import Panel
 from kvtui.widgets.batch_timeline import BatchTimeline
 from kvtui.widgets.block_moves import MovableGrid
 from kvtui.widgets.footer_bar import FooterBar
+from kvtui.widgets.formula_sheet import FormulaSheet
 from kvtui.widgets.free_pool import FreePool
 from kvtui.widgets.header_bar import HeaderBar
 from kvtui.widgets.inspector import Inspector
@@ -48,14 +49,15 @@ _SHOWN_IN_TAB = (
     ("log",),
     ("prefixes",),
     ("old-way",),
+    ("formulas",),
 )
-_FOCUS_OF_TAB = ("blocks", "requests", "pool", "batch", "inspector", "log", "prefixes", "old-way")
-_PLACES = (("requests", "prefixes"), ("pool", "old-way"))
+_FOCUS_OF_TAB = ("blocks", "requests", "pool", "batch", "inspector", "log", "prefixes", "old-way", "formulas")
+_PLACES = (("requests", "prefixes"), ("pool", "old-way", "formulas"))
 """Panels that share a place where all are shown together: the one that was opened last is there."""
-_LEFT = frozenset({"blocks-frame", "inspector", "pool", "old-way"})
+_LEFT = frozenset({"blocks-frame", "inspector", "pool", "old-way", "formulas"})
 
 
-UNHURRIED_SECONDS = {"requests": 0.16, "pool": 0.3, "batch": 0.3, "prefixes": 0.3, "old-way": 0.3}
+UNHURRIED_SECONDS = {"requests": 0.16, "pool": 0.3, "batch": 0.3, "prefixes": 0.3, "old-way": 0.3, "formulas": 0.5}
 """Panels whose many rows change with every step, and how often the eye needs them while steps stream by."""
 
 
@@ -88,7 +90,8 @@ class MainScreen(Screen[None]):
     #left { width: 54%; } #right { width: 1fr; }
     #blocks-frame { height: 21fr; padding: 0 1; }
     #blocks { height: 1fr; }
-    #inspector { height: 12fr; min-height: 7; padding: 0 1; } #pool, #old-way { height: 11fr; min-height: 6; }
+    #inspector { height: 12fr; min-height: 7; padding: 0 1; }
+    #pool, #old-way, #formulas { height: 11fr; min-height: 6; }
     #requests, #prefixes { height: 1fr; } #batch { height: 1fr; }
     #log { height: 9; }
     #too-small { display: none; width: 100%; height: 100%; content-align: center middle; text-align: center; }
@@ -106,7 +109,7 @@ class MainScreen(Screen[None]):
         #tabs { display: block; }
         #body { layout: vertical; }
         #left, #right { width: 100%; }
-        #pool, #old-way, #requests, #prefixes, #batch, #log, #inspector { height: 1fr; }
+        #pool, #old-way, #formulas, #requests, #prefixes, #batch, #log, #inspector { height: 1fr; }
     }
     MainScreen.-narrow.-blocks-tab #inspector { height: 38%; min-height: 5; }
     MainScreen.-tiny {
@@ -150,6 +153,7 @@ class MainScreen(Screen[None]):
                 yield self.inspector
                 yield FreePool(id="pool", classes="framed")
                 yield OldWay(id="old-way", classes="framed")
+                yield FormulaSheet(id="formulas", classes="framed")
             with Vertical(id="right"):
                 yield RequestTable(id="requests", classes="framed")
                 yield PrefixPanel(id="prefixes", classes="framed")

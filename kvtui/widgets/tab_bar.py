@@ -13,19 +13,21 @@ if TYPE_CHECKING:
 
     from kvtui.view import View
 
-TABS = ("Blocks", "Requests", "Pool", "Batch", "Inspector", "Log", "Tree", "Old way")
-"""In the order of the keys 1 to 8."""
+TABS = ("Blocks", "Requests", "Pool", "Batch", "Inspector", "Log", "Tree", "Old way", "Math")
+"""In the order of the keys 1 to 9."""
 
-_SHORT = ("Blk", "Req", "Pool", "Bat", "Insp", "Log", "Tree", "Old")
+_SHORT = ("Blk", "Req", "Pool", "Bat", "Insp", "Log", "Tree", "Old", "Math")
 """Where the terminal is too narrow for whole names."""
 
 
-_AROUND = 4
-"""Cells of a tab beside its name."""
+_AROUND = 3
+"""Cells of a tab beside its name; one more in front where there is room."""
 
 
-def _names(width: int) -> tuple[str, ...]:
-    return TABS if sum(len(name) + _AROUND for name in TABS) <= width + 1 else _SHORT
+def _names(width: int) -> tuple[tuple[str, ...], str]:
+    """The names, and what stands in front of each tab."""
+    bare = sum(len(name) + _AROUND for name in TABS)
+    return (TABS, " ") if bare + len(TABS) <= width + 1 else (TABS, "") if bare <= width + 1 else (_SHORT, "")
 
 
 class TabBar(LinePanel, can_focus=False):
@@ -58,17 +60,19 @@ class TabBar(LinePanel, can_focus=False):
         """The open tab stands out."""
         palette = view.palette
         line = Line(width, palette.blank)
-        for i, name in enumerate(_names(width)):
+        names, front = _names(width)
+        for i, name in enumerate(names):
             style = palette.strong + palette.selection if i == key[0] else palette.muted
-            line.add(f" {i + 1} ", palette.accent + palette.selection if i == key[0] else palette.accent)
+            line.add(f"{front}{i + 1} ", palette.accent + palette.selection if i == key[0] else palette.accent)
             line.add(f"{name} ", style)
         return line.strip()
 
     async def on_click(self, event: events.Click) -> None:
         """Open the tab under the pointer."""
         x = 0
-        for i, name in enumerate(_names(self.size.width)):
-            x += len(name) + _AROUND
+        names, front = _names(self.size.width)
+        for i, name in enumerate(names):
+            x += len(front) + len(name) + _AROUND
             if event.x < x:
                 await self.app.run_action(f"panel({i + 1})")
                 return
