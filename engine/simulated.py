@@ -13,6 +13,7 @@ import re
 import time
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import numpy as np
 
 from engine.config import EngineConfig
@@ -23,6 +24,7 @@ from engine.trace.events import ModelInfo, Op
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from engine.config import KVDType
     from engine.core.scheduler_output import BlockCopy, ScheduledRequest, SchedulerOutput
     from engine.request import Request
 
@@ -126,6 +128,25 @@ SIMULATED_MODEL = ModelInfo(
 )
 """What the simulated runner says of its model: the shapes of a small real one, so that the formulas give real sizes."""
 
+_KV_DTYPES: dict[KVDType, tuple[str, int, int]] = {
+    "auto": ("bfloat16", 2, 0),
+    "bf16": ("bfloat16", 2, 0),
+    "fp8": ("float8_e4m3fn", 1, 4),
+    "int8": ("int8", 1, 4),
+}
+
+
+def _model_with(kv_dtype: KVDType) -> ModelInfo:
+    """The simulated model with the sizes of such a cache."""
+    name, element_bytes, scale_bytes = _KV_DTYPES[kv_dtype]
+    model = SIMULATED_MODEL
+    return msgspec.structs.replace(
+        model,
+        kv_dtype=name,
+        kv_scale_bytes=scale_bytes,
+        kv_bytes_per_token=2 * model.num_layers * model.num_kv_heads * (model.head_dim * element_bytes + scale_bytes),
+    )
+
 
 class SimulatedRunner:
     """Next tokens that are a pure function of the tokens so far and a seed, found through the paged memory.
@@ -165,7 +186,7 @@ class SimulatedRunner:
         self._seconds_per_token = seconds_per_token
         self._eos_below = int(eos_rate * 2**32)
         self._weights = np.arange(1, 1025, 2, dtype=np.uint64)
-        self.model_info = SIMULATED_MODEL
+        self.model_info = _model_with(config.cache.kv_dtype)
 
     def execute(self, output: SchedulerOutput) -> list[int | None]:
         """Write the batch's cells, then read each sequence that samples back as a whole.

@@ -24,7 +24,8 @@ class Waste(NamedTuple):
             reserved contiguous memory for the most it can come to, S_i^max = min(prompt + max_tokens, max_model_len).
             This is the kind measured for earlier systems in Kwon et al., SOSP 2023 (section 3.1), and a mild form of
             it: those often reserved max_model_len.
-        bytes: S x kv_bytes_per_token, where that is 2 x layers x kv_heads x head_dim x bytes of one element.
+        bytes: S x kv_bytes_per_token, where that is 2 x layers x kv_heads x head_dim x bytes of one element (and of a
+            quantised cache 2 x layers x kv_heads x bytes of a scale).
     """
 
     held_tokens: int

@@ -3,8 +3,8 @@
 This module turns one call into the record that the compiled worker reads (`cpu_kernel.py`), on torch's own threads
 (`cpu_threads.py`). What depends on the batch alone is worked out in the first layer of a step and kept for the others.
 
-Compilation takes some seconds for each element type, once per machine: the result is kept in `NUMBA_CACHE_DIR`, or else
-in `$KVTUI_CACHE/numba`, or else in the user's cache folder.
+Compilation takes some seconds for each pair of a model's and a cache's element type, once per machine: the result is
+kept in `NUMBA_CACHE_DIR`, or else in `$KVTUI_CACHE/numba`, or else in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -49,8 +49,14 @@ _TAGS = {
     torch.bfloat16: np.uint16(0),
     torch.float16: np.int16(0),
     torch.float32: np.float32(0),
+    torch.int8: np.int8(0),
+    torch.float8_e4m3fn: np.uint8(0),
 }
 """The value that stands for an element type in `cpu_vector`."""
+
+_OF_MODELS = (torch.bfloat16, torch.float16, torch.float32)
+_OF_CACHES = (torch.bfloat16, torch.int8, torch.float8_e4m3fn)
+"""Beside the model's own."""
 
 _SOURCES = ("cpu_kernel.py", "cpu_params.py", "cpu_vector.py")
 
@@ -61,11 +67,11 @@ _SERIAL_WORK = 1 << 15
 class _Compiled:
     """A worker ready to run: its address, its vector length, and what keeps it alive."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
         start = time.perf_counter()
         from engine.attention import cpu_kernel, cpu_vector
 
-        worker = cpu_kernel.make_worker(_TAGS[dtype])
+        worker = cpu_kernel.make_worker(_TAGS[dtype], _TAGS[cache_dtype])
         try:
             self._function = _compile(worker, cpu_kernel.OPTIONS, cache=True)
         except Exception:
@@ -92,29 +98,32 @@ _compile_lock = threading.Lock()
 
 
 @functools.cache
-def _compiled(dtype: torch.dtype) -> _Compiled:
+def _compiled(dtype: torch.dtype, cache_dtype: torch.dtype) -> _Compiled:
     with _compile_lock:
-        return _Compiled(dtype)
+        return _Compiled(dtype, cache_dtype)
 
 
-def supports(dtype: torch.dtype) -> bool:
-    """Whether there is a worker for an element type."""
-    return dtype in _TAGS
-
-
-def warmup(dtype: torch.dtype) -> float:
+def warmup(dtype: torch.dtype, cache_dtype: torch.dtype | None = None) -> float:
     """Compile, or load from the cache folder, what an element type needs; so that no first step waits for it.
+
+    Args:
+        dtype: Of queries, keys and values.
+        cache_dtype: Of the KV cache; by default the same.
 
     Returns:
         Seconds it took; of the first time where it was ready before.
 
     Raises:
-        ValueError: There is no worker for the type.
+        ValueError: There is no worker for the types.
     """
-    if dtype not in _TAGS:
-        known = ", ".join(str(d).removeprefix("torch.") for d in _TAGS)
-        raise ValueError(f"the CPU attention does not know {dtype}: use one of {known}, or the reference attention")
-    return _compiled(dtype).seconds
+    cache_dtype = cache_dtype or dtype
+    for what, each, known in (("", dtype, _OF_MODELS), ("a cache of ", cache_dtype, (dtype, *_OF_CACHES))):
+        if each not in known:
+            names = ", ".join(str(d).removeprefix("torch.") for d in known)
+            raise ValueError(
+                f"the CPU attention does not know {what}{each}: use one of {names}, or the reference attention"
+            )
+    return _compiled(dtype, cache_dtype).seconds
 
 
 def cache_dir() -> Path:
@@ -158,17 +167,20 @@ class _Plan:
     Attributes:
         metadata: Of the step.
         num_heads: Query heads.
+        dtype: Of queries, keys and values.
         layout: Shapes, strides and types that were found to fit.
         layer_stride: Of the cache, in elements.
     """
 
-    def __init__(self, metadata: AttentionMetadata, num_heads: int) -> None:
+    def __init__(self, metadata: AttentionMetadata, num_heads: int, dtype: torch.dtype) -> None:
         cache = metadata.kv_cache
         _check_step(metadata, num_heads)
+        warmup(dtype, cache.dtype)
         advise_large_pages(cache)
-        compiled = _compiled(cache.dtype)
+        compiled = _compiled(dtype, cache.dtype)
         self.metadata = metadata
         self.num_heads = num_heads
+        self.dtype = dtype
         self.layout: tuple[object, ...] = ()
         self.layer_stride = cache.data.stride(1)
         group = num_heads // cache.num_kv_heads
@@ -190,6 +202,7 @@ class _Plan:
             counters,
             _workspace.scratch_address(num_threads * stride),
             cache.data.data_ptr(),
+            0 if cache.scales is None else cache.scales.data_ptr(),
             metadata.query_start_loc.data_ptr(),
             metadata.seq_lens.data_ptr(),
             metadata.block_table.data_ptr(),
@@ -239,8 +252,8 @@ def paged_attention(
     """
     shape, dtype = query.shape, query.dtype
     plan = _workspace.plan
-    if plan is None or plan.metadata is not metadata or plan.num_heads != shape[1]:
-        plan = _workspace.plan = _Plan(metadata, shape[1])
+    if plan is None or plan.metadata is not metadata or plan.num_heads != shape[1] or plan.dtype != dtype:
+        plan = _workspace.plan = _Plan(metadata, shape[1], dtype)
     strides = query.stride(), key.stride(), value.stride()
     layout = shape, key.shape, value.shape, strides, dtype, key.dtype, value.dtype
     if layout != plan.layout:
@@ -300,7 +313,8 @@ def _check_step(metadata: AttentionMetadata, num_heads: int) -> None:
     cache = metadata.kv_cache
     if cache.device.type != "cpu":
         raise ValueError(f"the CPU attention cannot reach a cache on {cache.device}: choose another implementation")
-    warmup(cache.dtype)
+    if cache.scales is not None and (cache.scales.dtype != torch.float32 or not cache.scales.is_contiguous()):
+        raise ValueError("the cache's scales are to be contiguous float32: leave them as they were allocated")
     if num_heads % cache.num_kv_heads:
         raise ValueError(f"{num_heads} query heads cannot share {cache.num_kv_heads} KV heads evenly")
     lens = np.diff(metadata.host_query_start_loc)
@@ -331,5 +345,5 @@ def _check_call(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, met
         raise ValueError(f"queries {list(query.shape)} do not fit {metadata.num_tokens} rows of {cache.head_dim}")
     if key.shape != kv_shape or value.shape != kv_shape:
         raise ValueError(f"keys {list(key.shape)} and values {list(value.shape)} are to be {list(kv_shape)}")
-    if not query.dtype == key.dtype == value.dtype == cache.dtype:
-        raise ValueError(f"queries, keys and values are to be {cache.dtype} like the cache, not {query.dtype}")
+    if not query.dtype == key.dtype == value.dtype:
+        raise ValueError(f"keys {key.dtype} and values {value.dtype} are to be {query.dtype} like the queries")

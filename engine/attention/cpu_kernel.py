@@ -10,6 +10,9 @@ position; the inner loops take offsets and neither know blocks nor care for thei
 tiles (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax"; Dao et al. 2022, "FlashAttention").
 With few rows the inner loops read the cache itself and convert in registers; with more, or an awkward head size,
 `GATHER` positions at a time are converted to float32 first, which then all rows use.
+
+The codes of a quantised cache are treated as numbers; the scales of a tile's keys are applied to its scores, those of
+its values to its weights: one multiplication for each position instead of one for each element.
 """
 
 # mypy: ignore-errors
@@ -45,8 +48,10 @@ from engine.attention.cpu_vector import (
     fill,
     fill_offsets,
     max_row,
+    multiply_row,
     output_size,
     pointer_to,
+    put_row,
     scale_row,
     scores,
     softcap_row,
@@ -74,6 +79,21 @@ def _locate(p, size, table, start, count, shift, target, index):
         n = min(count, p.block_size - slot)
         fill_offsets(target, index, n, table[block] * p.block_stride * size + slot * step + shift, step)
         index += n
+        count -= n
+        block += 1
+        slot = 0
+
+
+@_compiled
+def _copy_scales(p, table, start, count, first, target):
+    """Scales of positions start to start + count - 1 of a head, whose first one in block 0 is number `first`."""
+    block = start // p.block_size
+    slot = start - block * p.block_size
+    stride = p.block_stride // p.head_dim
+    while count > 0:
+        n = min(count, p.block_size - slot)
+        copy_bytes(target, p.scales + (table[block] * stride + first + slot) * 4, n * 4)
+        target += n * 4
         count -= n
         block += 1
         slot = 0
@@ -123,9 +143,9 @@ def _softmax(rows, p, padded, weights, acc, maxima, sums):
 
 
 @_compiled
-def _attend(p, tag, table, first_row, first_pos, num_queries, head, heads_left, scratch):
+def _attend(p, tag, cache_tag, table, first_row, first_pos, num_queries, head, heads_left, scratch):
     """Attend with num_queries rows of one sequence, for the query heads of one KV head."""
-    size = element_size(tag)
+    size = element_size(cache_tag)
     rows = num_queries * p.group
     offsets = scratch
     in_scratch = offsets + (TILE_KV + AHEAD) * 8
@@ -133,7 +153,9 @@ def _attend(p, tag, table, first_row, first_pos, num_queries, head, heads_left, 
     acc = q + p.max_rows * p.width * 4
     weights = acc + p.max_rows * p.width * 4
     stats = weights + p.max_rows * TILE_KV * 4
-    gathered = stats + p.max_rows * 2 * 4
+    key_scales = stats + p.max_rows * 2 * 4
+    value_scales = key_scales + TILE_KV * 4
+    gathered = value_scales + TILE_KV * 4
     maxima = carray(pointer_to(stats), rows, np.float32)
     sums = carray(pointer_to(stats + p.max_rows * 4), rows, np.float32)
     spare = (rows + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
@@ -142,7 +164,7 @@ def _attend(p, tag, table, first_row, first_pos, num_queries, head, heads_left, 
     for r in range(rows):
         query_head = head * p.group + r % p.group
         source = (first_row + r // p.group) * p.query_token_stride + query_head * p.query_head_stride
-        convert_row(tag, p.query + source * size, q + r * p.width * 4, p.head_dim, p.width, p.scale)
+        convert_row(tag, p.query + source * element_size(tag), q + r * p.width * 4, p.head_dim, p.width, p.scale)
         maxima[r] = _NEG_INF
         sums[r] = _ZERO
         if p.sinks != 0:
@@ -152,6 +174,7 @@ def _attend(p, tag, table, first_row, first_pos, num_queries, head, heads_left, 
     head_bytes = p.block_size * p.head_dim * size
     keys = p.cache + p.layer_offset * size + head * head_bytes
     values = keys + p.num_kv_heads * head_bytes
+    first_scale = p.layer_offset // p.head_dim + head * p.block_size
     direct = rows <= TILE_ROWS and p.width == p.head_dim
     if not direct:
         fill_offsets(in_scratch, 0, GATHER, 0, p.width * 4)
@@ -163,22 +186,31 @@ def _attend(p, tag, table, first_row, first_pos, num_queries, head, heads_left, 
         n = end - start
         padded = (n + LANES - 1) // LANES * LANES
         _locate(p, size, table, start, n, 0, offsets, 0)
+        if p.scales != 0:
+            _copy_scales(p, table, start, n, first_scale, key_scales)
+            _copy_scales(p, table, start, n, first_scale + p.num_kv_heads * p.block_size, value_scales)
         if direct:
             # What is read next: this tile's values, then the next tile's keys or the next head's.
             ahead = min(AHEAD, n)
             _locate(p, size, table, start, ahead, values - keys, offsets, n)
             fill_offsets(offsets, n + ahead, AHEAD - ahead, 0, 0)
-            scores(tag, AHEAD, rows, q, keys, offsets, n, p.width, weights, TILE_KV)
+            scores(cache_tag, AHEAD, rows, q, keys, offsets, n, p.width, weights, TILE_KV)
         else:
             for t in range(0, n, GATHER):
                 m = min(n - t, GATHER)
-                _gather(tag, p, keys, offsets + t * 8, m, gathered)
+                _gather(cache_tag, p, keys, offsets + t * 8, m, gathered)
                 scores(_F32, 0, rows, q, gathered, in_scratch, m, p.width, weights + t * 4, TILE_KV)
+        if p.scales != 0:
+            for r in range(rows):
+                multiply_row(weights + r * TILE_KV * 4, padded, key_scales)
         if p.softcap != _ZERO:
             for r in range(rows):
                 softcap_row(weights + r * TILE_KV * 4, padded, p.softcap)
         _mask(rows, first_pos, p, start, n, padded, weights)
         _softmax(rows, p, padded, weights, acc, maxima, sums)
+        if p.scales != 0:
+            for r in range(rows):
+                multiply_row(weights + r * TILE_KV * 4, padded, value_scales)
         if direct:
             if end < stop:
                 ahead = min(AHEAD, stop - end)
@@ -187,11 +219,11 @@ def _attend(p, tag, table, first_row, first_pos, num_queries, head, heads_left, 
                 _locate(p, size, table, first, ahead, keys - values + head_bytes, offsets, n)
             else:
                 fill_offsets(offsets, n, AHEAD, 0, 0)
-            weigh(tag, AHEAD, rows, weights, TILE_KV, values, offsets, n, p.width, acc)
+            weigh(cache_tag, AHEAD, rows, weights, TILE_KV, values, offsets, n, p.width, acc)
         else:
             for t in range(0, n, GATHER):
                 m = min(n - t, GATHER)
-                _gather(tag, p, values, offsets + t * 8, m, gathered)
+                _gather(cache_tag, p, values, offsets + t * 8, m, gathered)
                 weigh(_F32, 0, rows, weights + t * 4, TILE_KV, gathered, in_scratch, m, p.width, acc)
         start = end
 
@@ -202,26 +234,29 @@ def _attend(p, tag, table, first_row, first_pos, num_queries, head, heads_left, 
 
 
 @_compiled
-def _write(p, size, first_row, last_row, first_head, last_head):
+def _write(p, tag, cache_tag, first_row, last_row, first_head, last_head):
     """Put keys and values of rows and KV heads into their slots; the ends are exclusive."""
     slots = carray(pointer_to(p.slot_mapping), p.num_tokens, np.int64)
-    count = p.head_dim * size
+    size, cache_size = element_size(tag), element_size(cache_tag)
     for row in range(first_row, last_row):
         slot = slots[row]
         if slot < 0:
             continue
         at = (slot // p.block_size) * p.block_stride + p.layer_offset + (slot % p.block_size) * p.head_dim
         for head in range(first_head, last_head):
-            key = row * p.key_token_stride + head * p.key_head_stride
-            value = row * p.value_token_stride + head * p.value_head_stride
+            source = p.key + (row * p.key_token_stride + head * p.key_head_stride) * size
             to = at + head * p.block_size * p.head_dim
-            copy_bytes(p.cache + to * size, p.key + key * size, count)
-            to += p.num_kv_heads * p.block_size * p.head_dim
-            copy_bytes(p.cache + to * size, p.value + value * size, count)
+            for is_value in range(2):
+                if is_value:
+                    source = p.value + (row * p.value_token_stride + head * p.value_head_stride) * size
+                    to += p.num_kv_heads * p.block_size * p.head_dim
+                scale = put_row(tag, cache_tag, source, p.cache + to * cache_size, p.head_dim)
+                if p.scales != 0:
+                    carray(pointer_to(p.scales + to // p.head_dim * 4), 1, np.float32)[0] = scale
 
 
-def make_worker(tag: Any) -> Any:
-    """The worker of an element type, still Python: it works on the call whose `PARAMS` record is at an address.
+def make_worker(tag: Any, cache_tag: Any) -> Any:
+    """The worker of an element type and a cache's, still Python: it works on the call whose `PARAMS` are at an address.
 
     Nothing but `_attend` is a function of its own below it: Numba generates machine code for each function once more in
     every function that calls it.
@@ -229,13 +264,12 @@ def make_worker(tag: Any) -> Any:
 
     def worker(address):
         p = carray(pointer_to(address), 1, PARAMS)[0]
-        size = element_size(tag)
         if p.phase == WRITE:
             while True:
                 first_row = fetch_add(p.counters + CURSOR, 1) * WRITE_ROWS
                 if first_row >= p.num_tokens:
                     return
-                _write(p, size, first_row, min(first_row + WRITE_ROWS, p.num_tokens), 0, p.num_kv_heads)
+                _write(p, tag, cache_tag, first_row, min(first_row + WRITE_ROWS, p.num_tokens), 0, p.num_kv_heads)
 
         scratch = p.scratch + fetch_add(p.counters + SLOT, 1) * p.scratch_stride * 4
         items = carray(pointer_to(p.items), (p.num_items, 3), np.int32)
@@ -253,8 +287,9 @@ def make_worker(tag: Any) -> Any:
             first_head = (ticket % head_groups) * p.heads_per_item
             last_head = first_head + p.heads_per_item
             if p.phase == ATTEND_AND_WRITE:
-                _write(p, size, first_row, first_row + num_queries, first_head, last_head)
+                _write(p, tag, cache_tag, first_row, first_row + num_queries, first_head, last_head)
             for head in range(first_head, last_head):
-                _attend(p, tag, table, first_row, first_pos, num_queries, head, last_head - 1 - head, scratch)
+                left = last_head - 1 - head
+                _attend(p, tag, cache_tag, table, first_row, first_pos, num_queries, head, left, scratch)
 
     return worker

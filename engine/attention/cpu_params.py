@@ -54,6 +54,7 @@ OF_STEP = (
     "counters",
     "scratch",
     "cache",
+    "scales",
     "query_start_loc",
     "seq_lens",
     "block_table",
@@ -82,7 +83,7 @@ PARAMS = np.dtype(
     + [(name, np.int64) for name in OF_STEP]
 )
 """The record. Strides and offsets are in elements; `width` is head_dim rounded up to whole vectors; 0 stands for no
-sinks, no window and no soft cap; `items` is int32 `[num_items, 3]`: sequence, first row, number of rows."""
+scales, no sinks, no window and no soft cap; `items` is int32 `[num_items, 3]`: sequence, first row, number of rows."""
 
 CALL = struct.Struct(f"={len(OF_CALL)}q{len(_FLOATS)}f")
 """How the front of the record is packed, in one go: setting fields one by one would take longer than a small batch."""
@@ -95,6 +96,6 @@ def scratch_floats(max_rows: int, width: int) -> int:
     """Floats of one thread's scratch, in this order.
 
     Offsets of a tile's positions and of gathered ones (int64), queries, accumulators, scores, running maxima and sums,
-    gathered positions.
+    scales of a tile's keys and values, gathered positions.
     """
-    return 2 * (TILE_KV + AHEAD + GATHER) + max_rows * (2 * width + TILE_KV + 2) + GATHER * width
+    return 2 * (TILE_KV + AHEAD + GATHER) + max_rows * (2 * width + TILE_KV + 2) + 2 * TILE_KV + GATHER * width

@@ -5,8 +5,10 @@ accumulators in memory for it. So each inner loop is an intrinsic that emits exp
 `TILE_ROWS` query rows against several tokens (scores) or several columns (weighted values), as in any matrix product.
 
 Addresses are integers; strides and counts are in elements. What an address points at is told by a tag, a value whose
-type says it: uint16 stands for bfloat16 bits, int16 for float16 bits, float32 for itself. Elements become float32 in
-registers, in the inner loop. No fast-math flag is set anywhere: infinities mark masked scores and NaN must stay NaN.
+type says it: uint16 stands for bfloat16 bits, int16 for float16 bits, float32 for itself, and of the codes of a
+quantised cache int8 for itself and uint8 for float8 e4m3 bits. Elements become float32 in registers, in the inner loop;
+the scales of codes are applied to scores and weights. No fast-math flag is set anywhere: infinities mark masked scores
+and NaN must stay NaN.
 """
 
 # mypy: ignore-errors
@@ -32,11 +34,13 @@ TILE_TOKENS = 4
 TILE_CHUNKS = 4
 
 _F32 = ir.FloatType()
+_I8 = ir.IntType(8)
 _I16 = ir.IntType(16)
 _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)
 _VEC = ir.VectorType(_F32, LANES)
-_SIZES = {types.uint16: 2, types.int16: 2, types.float32: 4}
+_SIZES = {types.int8: 1, types.uint8: 1, types.uint16: 2, types.int16: 2, types.float32: 4}
+_LARGEST_CODE = {types.int8: 127.0, types.uint8: 448.0}
 
 
 def _splat(builder: Any, scalar: Any, lanes: int = LANES) -> Any:
@@ -66,13 +70,23 @@ def _load(builder: Any, tag: Any, address: Any, index: Any, lanes: int = LANES) 
     """Consecutive elements as float32."""
     if tag == types.float32:
         return builder.load(_pointer(builder, address, index, 4, ir.VectorType(_F32, lanes)), align=4)
-    raw = builder.load(_pointer(builder, address, index, 2, ir.VectorType(_I16, lanes)), align=2)
-    floats = ir.VectorType(_F32, lanes)
+    floats, integers = ir.VectorType(_F32, lanes), ir.VectorType(_I32, lanes)
+    size = _SIZES[tag]
+    raw = builder.load(
+        _pointer(builder, address, index, size, ir.VectorType(_I8 if size == 1 else _I16, lanes)), align=size
+    )
 
     def number(n: int) -> Any:
         return _const(n, _I32, lanes)
 
-    bits = builder.zext(raw, ir.VectorType(_I32, lanes))
+    if size == 1:
+        signed = builder.sext(raw, integers)
+        if tag == types.int8:
+            return builder.sitofp(signed, floats)
+        # As float16 below, with a bias of 7; the one NaN of float8 is never a code.
+        bits = builder.and_(builder.shl(signed, number(20)), number(0x87F00000))
+        return builder.fmul(builder.bitcast(bits, floats), _const(2.0**120, _F32, lanes))
+    bits = builder.zext(raw, integers)
     if tag == types.uint16:
         return builder.bitcast(builder.shl(bits, number(16)), floats)
     # float16: move exponent and mantissa into place and correct the exponent's bias by a multiplication, which is
@@ -88,6 +102,53 @@ def _load(builder: Any, tag: Any, address: Any, index: Any, lanes: int = LANES) 
 
 def _store(builder: Any, value: Any, address: Any, index: Any) -> None:
     builder.store(value, _pointer(builder, address, index, 4, value.type), align=4)
+
+
+def _to_bfloat16(builder: Any, value: Any) -> Any:
+    """Float32 as the bits of bfloat16, rounded to nearest even."""
+    lanes = value.type.count
+
+    def number(n: int) -> Any:
+        return _const(n, _I32, lanes)
+
+    bits = builder.bitcast(value, ir.VectorType(_I32, lanes))
+    odd = builder.and_(builder.lshr(bits, number(16)), number(1))
+    rounded = builder.add(builder.add(bits, number(0x7FFF)), odd)
+    # Rounding could carry a NaN over into an infinity or zero.
+    is_nan = builder.fcmp_unordered("uno", value, value)
+    rounded = builder.select(is_nan, number(0x7FC00000), rounded)
+    return builder.trunc(builder.lshr(rounded, number(16)), ir.VectorType(_I16, lanes))
+
+
+def _to_codes(builder: Any, tag: Any, value: Any) -> Any:
+    """Scaled float32 as codes, rounded to nearest even; beyond the largest code it is that one."""
+    lanes = value.type.count
+    codes = ir.VectorType(_I8, lanes)
+
+    def number(n: int) -> Any:
+        return _const(n, _I32, lanes)
+
+    def bits_of(floats: Any) -> Any:
+        return builder.bitcast(floats, ir.VectorType(_I32, lanes))
+
+    for word, bound in ((">", -_LARGEST_CODE[tag]), ("<", _LARGEST_CODE[tag])):
+        limit = _const(bound, _F32, lanes)
+        value = builder.select(builder.fcmp_ordered(word, value, limit), value, limit)
+    if tag == types.int8:
+        # Adding 1.5 x 2^23 rounds to an integer, whose two's complement then stands in the low bits.
+        return builder.trunc(bits_of(builder.fadd(value, _const(12582912.0, _F32, lanes))), codes)
+    bits = bits_of(value)
+    sign = builder.and_(builder.lshr(bits, number(24)), number(0x80))
+    magnitude = builder.and_(bits, number(0x7FFFFFFF))
+    # Below 2^-6 float8 is subnormal with steps of 2^-9, the last bit of a float32 near 2^14.
+    floats = builder.bitcast(magnitude, value.type)
+    small = builder.sub(bits_of(builder.fadd(floats, _const(16384.0, _F32, lanes))), number(0x46800000))
+    odd = builder.and_(builder.lshr(magnitude, number(20)), number(1))
+    # The exponent's bias goes from 127 to 7, the mantissa from 23 bits to 3.
+    large = builder.add(builder.sub(magnitude, number(0x3C000000 - 0x7FFFF)), odd)
+    large = builder.lshr(large, number(20))
+    is_small = builder.icmp_unsigned("<", magnitude, number(0x3C800000))
+    return builder.trunc(builder.or_(builder.select(is_small, small, large), sign), codes)
 
 
 def _exp(builder: Any, x: Any) -> Any:
@@ -438,17 +499,7 @@ def store_row(typingctx, tag, source, target, count, factor):
             if tag != types.uint16:
                 _store(builder, value, target_, i)
                 return
-
-            def number(n: int) -> Any:
-                return _const(n, _I32, lanes)
-
-            bits = builder.bitcast(value, ir.VectorType(_I32, lanes))
-            odd = builder.and_(builder.lshr(bits, number(16)), number(1))
-            rounded = builder.add(builder.add(bits, number(0x7FFF)), odd)
-            # Rounding could carry a NaN over into an infinity or zero.
-            is_nan = builder.fcmp_unordered("uno", value, value)
-            rounded = builder.select(is_nan, number(0x7FC00000), rounded)
-            half = builder.trunc(builder.lshr(rounded, number(16)), ir.VectorType(_I16, lanes))
+            half = _to_bfloat16(builder, value)
             builder.store(half, _pointer(builder, target_, i, 2, half.type), align=2)
 
         whole = builder.and_(count_, ir.Constant(_I64, -LANES))
@@ -459,6 +510,83 @@ def store_row(typingctx, tag, source, target, count, factor):
         return context.get_dummy_value()
 
     return types.void(tag, types.int64, types.int64, types.int64, types.float32), codegen
+
+
+@intrinsic
+def put_row(typingctx, tag, cache_tag, source, target, count):
+    """Store count elements of one type as the cache has them; of a quantised one the result is their scale, else 1.
+
+    See `engine.attention.quantised.quantise`, whose codes and scales these are, bit by bit.
+    """
+
+    def codegen(context, builder, signature, args):
+        _, _, source_, target_, count_ = args
+        if tag == cache_tag:
+            size = builder.mul(count_, ir.Constant(_I64, _SIZES[tag]))
+            byte = _I8.as_pointer()
+            cgutils.raw_memcpy(builder, builder.inttoptr(target_, byte), builder.inttoptr(source_, byte), size, 1)
+            return ir.Constant(_F32, 1.0)
+
+        def chunks(body):
+            whole = builder.and_(count_, ir.Constant(_I64, -LANES))
+            with _range(builder, whole, LANES) as (i, _):
+                body(i, LANES)
+            with cgutils.for_range_slice(builder, whole, count_, ir.Constant(_I64, 1), intp=_I64) as (i, _):
+                body(i, 1)
+
+        if cache_tag == types.uint16:
+
+            def round_chunk(i, lanes):
+                half = _to_bfloat16(builder, _load(builder, tag, source_, i, lanes))
+                builder.store(half, _pointer(builder, target_, i, 2, half.type), align=2)
+
+            chunks(round_chunk)
+            return ir.Constant(_F32, 1.0)
+
+        # As integers, the magnitudes of floats have the same order, and a NaN is the largest.
+        largest = {n: cgutils.alloca_once_value(builder, _const(0, _I32, n)) for n in (LANES, 1)}
+
+        def compare_chunk(i, lanes):
+            bits = builder.bitcast(_load(builder, tag, source_, i, lanes), ir.VectorType(_I32, lanes))
+            bits = builder.and_(bits, _const(0x7FFFFFFF, _I32, lanes))
+            old = builder.load(largest[lanes])
+            builder.store(builder.select(builder.icmp_unsigned(">", bits, old), bits, old), largest[lanes])
+
+        chunks(compare_chunk)
+        best = builder.extract_element(builder.load(largest[1]), ir.Constant(_I32, 0))
+        vec = builder.load(largest[LANES])
+        for lane in range(LANES):
+            bits = builder.extract_element(vec, ir.Constant(_I32, lane))
+            best = builder.select(builder.icmp_unsigned(">", bits, best), bits, best)
+        scale = builder.fdiv(builder.bitcast(best, _F32), ir.Constant(_F32, _LARGEST_CODE[cache_tag]))
+        zero = builder.fcmp_ordered("==", scale, ir.Constant(_F32, 0.0))
+        scale = builder.select(zero, ir.Constant(_F32, 1.0), scale)
+        infinite = builder.icmp_unsigned(">=", best, ir.Constant(_I32, 0x7F800000))
+        scale = builder.select(infinite, ir.Constant(_F32, float("nan")), scale)
+
+        def code_chunk(i, lanes):
+            scaled = builder.fdiv(_load(builder, tag, source_, i, lanes), _splat(builder, scale, lanes))
+            codes = _to_codes(builder, cache_tag, scaled)
+            builder.store(codes, _pointer(builder, target_, i, 1, codes.type), align=1)
+
+        chunks(code_chunk)
+        return scale
+
+    return types.float32(tag, cache_tag, types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
+def multiply_row(typingctx, row, count, factors):
+    """Multiply count floats (a multiple of LANES), each by its own factor."""
+
+    def codegen(context, builder, signature, args):
+        row_, count_, factors_ = args
+        with _range(builder, count_, LANES) as (i, _):
+            factor = _load(builder, types.float32, factors_, i)
+            _store(builder, builder.fmul(_load(builder, types.float32, row_, i), factor), row_, i)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), codegen
 
 
 @intrinsic

@@ -15,8 +15,8 @@ LIMIT = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 def quantise(rows: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes and scales of rows, so that code times scale is close to the element.
 
-    Rows of zeros, or of numbers too small for a scale, become zeros. A row with a NaN or an infinity gets a scale that
-    is not finite, so that it shows wherever the row is read, although int8 has no such code.
+    Rows of zeros, or of numbers too small for a scale, become zeros. A row with a NaN or an infinity gets a scale of
+    NaN, so that it shows wherever the row is read, although int8 has no such code.
 
     Args:
         rows: `[..., head_dim]`, any float type.
@@ -28,7 +28,7 @@ def quantise(rows: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torc
     limit = LIMIT[dtype]
     rows = rows.float()
     scales = rows.abs().amax(-1) / limit
-    scales = torch.where(scales == 0, 1.0, scales)
+    scales = torch.where(scales == 0, 1.0, scales).masked_fill(~scales.isfinite(), torch.nan)
     scaled = (rows / scales[..., None]).clamp(-limit, limit).nan_to_num(nan=0.0)
     return (scaled.round() if dtype == torch.int8 else scaled).to(dtype), scales
 

@@ -4,28 +4,37 @@ In float32 the two agree token by token (the tests hold them to it). In bfloat16
 order of summation decides, so this reports agreement instead. Every run is forced along one text, what eager float32
 transformers generates, and asked at each position for its most likely next token: one early difference then does not
 make all later ones differ. Beside it stands how far eager bfloat16 agrees with float32: what the precision alone costs.
+
+In the same way, what the forms of the KV cache cost (`--kv-dtype`): the same tokens, and how far the logits are from
+those over a cache in the model's own type, for each attention that runs here.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from engine.attention.choice import choose_attention
 from engine.bench.report import Figure, show
 from engine.config import DEFAULT_MODEL, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.model import load_engine
 from engine.model.checkpoint import find_checkpoint
 from engine.model.device import choose_device
 from engine.model.load import load_transformers
+from engine.model.tokenizer import TokenizerCodec
 from engine.request import SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
+    from engine.attention.metadata import AttentionMetadata
+    from engine.config import DType, KVDType
     from engine.core.scheduler import SchedulerOutput
     from engine.engine import PagedEngine
+    from engine.model.forward import Forward
 
 _QUESTIONS = (
     "What is the capital of France, and what is it known for?",
@@ -38,27 +47,49 @@ _QUESTIONS = (
     "How does a refrigerator work?",
 )
 
+_FORMS: tuple[KVDType, ...] = ("bf16", "fp8", "int8")
+
+
+class _Noting:
+    """A forward that keeps the logits of its last batch."""
+
+    def __init__(self, forward: Forward) -> None:
+        self._forward = forward
+        self.logits: torch.Tensor
+
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        self.logits = self._forward.forward(input_ids, positions, rows, metadata)
+        return self.logits
+
 
 class _Forced:
-    """A runner that answers with a given text and notes what the real one would have answered."""
+    """A runner that answers with a given text and notes what the real one would have answered, and its logits."""
 
     def __init__(self, runner: Any, texts: dict[int, list[int]]) -> None:
         self._runner = runner
+        self._noting = runner.forward = _Noting(runner.forward)
         self._texts = texts
         self.said: dict[int, list[int]] = {}
+        self.logits: dict[int, list[torch.Tensor]] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
 
     def execute(self, output: SchedulerOutput) -> list[int | None]:
         tokens: list[int | None] = []
-        for share, token in zip(output.scheduled, self._runner.execute(output), strict=True):
+        given = self._runner.execute(output)
+        logits = iter(self._noting.logits.float().cpu())
+        for share, token in zip(output.scheduled, given, strict=True):
             if token is None:
                 tokens.append(None)
                 continue
-            said = self.said.setdefault(share.request.request_id, [])
-            tokens.append(self._texts[share.request.request_id][len(said)])
+            request_id = share.request.request_id
+            said = self.said.setdefault(request_id, [])
+            tokens.append(self._texts[request_id][len(said)])
             said.append(token)
+            self.logits.setdefault(request_id, []).append(next(logits))
         return tokens
 
 
@@ -82,8 +113,10 @@ def eager_said(model: Any, prompts: Sequence[list[int]], texts: Sequence[list[in
     return said
 
 
-def engine_said(engine: PagedEngine, prompts: Sequence[list[int]], texts: Sequence[list[int]]) -> list[list[int]]:
-    """The same by the engine: chunked prefill and batched decode over the paged cache."""
+def engine_said(
+    engine: PagedEngine, prompts: Sequence[list[int]], texts: Sequence[list[int]]
+) -> tuple[list[list[int]], torch.Tensor]:
+    """The same by the engine, chunked prefill and batched decode over the paged cache; and its logits, a row each."""
     ids = [
         engine.add_request(prompt, SamplingParams(max_tokens=len(text), ignore_eos=True))
         for prompt, text in zip(prompts, texts, strict=True)
@@ -92,13 +125,70 @@ def engine_said(engine: PagedEngine, prompts: Sequence[list[int]], texts: Sequen
     engine.runner = forced
     while engine.has_work:
         engine.step()
-    return [forced.said[i] for i in ids]
+    return [forced.said[i] for i in ids], torch.stack([row for i in ids for row in forced.logits[i]])
 
 
 def agreement(one: Sequence[list[int]], other: Sequence[list[int]]) -> float:
     """Share of positions with the same token."""
     pairs = [(a, b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True)]
     return sum(a == b for a, b in pairs) / len(pairs)
+
+
+def logit_errors(logits: torch.Tensor, expected: torch.Tensor) -> list[float]:
+    """Distance of each row of logits from the expected one, relative to that one's length."""
+    error = torch.linalg.vector_norm(logits - expected, dim=-1)
+    return (error / torch.linalg.vector_norm(expected, dim=-1)).tolist()  # type: ignore[no-any-return]
+
+
+class _Bench:
+    """One model, its prompts, and the text that every run is forced along."""
+
+    def __init__(self, model: str, device: str, num_tokens: int) -> None:
+        self.model, self.device = model, device
+        self.checkpoint = find_checkpoint(model)
+        self._eager("float32")
+        _, tokenizer = self._loaded
+        codec = TokenizerCodec(tokenizer)
+        self.prompts = [codec.encode_chat([{"role": "user", "content": text}]) for text in _QUESTIONS]
+        self.texts = eager_texts(self._loaded[0], self.prompts, num_tokens)
+        self.positions = sum(len(text) for text in self.texts)
+
+    def _eager(self, dtype: str) -> None:
+        self._loaded = load_transformers(self.checkpoint, choose_device(self.device), getattr(torch, dtype))
+
+    def eager(self, dtype: str) -> list[list[int]]:
+        """What transformers says."""
+        self._eager(dtype)
+        return eager_said(self._loaded[0], self.prompts, self.texts)
+
+    def engine(self, dtype: DType, attention: str, kv_dtype: KVDType = "auto") -> tuple[list[list[int]], torch.Tensor]:
+        """What the engine says, and its logits."""
+        model = ModelConfig(self.model, self.device, dtype, attention)  # type: ignore[arg-type]
+        cache = CacheConfig(num_blocks=512, kv_dtype=kv_dtype)
+        engine = load_engine(EngineConfig(model=model, cache=cache, scheduler=SchedulerConfig(max_prefill_chunk=64)))
+        return engine_said(engine, self.prompts, self.texts)
+
+    def transformers(self, attention: str) -> Iterator[Figure]:
+        """Agreement with transformers, in the model's two precisions."""
+        float32, _ = self.engine("float32", attention)
+        bfloat16, _ = self.engine("bfloat16", attention)
+        eager32, eager16 = self.eager("float32"), self.eager("bfloat16")
+        yield Figure("engine float32 = eager float32", agreement(float32, eager32), "x")
+        yield Figure("engine bfloat16 = eager bfloat16", agreement(bfloat16, eager16), "x")
+        yield Figure("engine bfloat16 = eager float32", agreement(bfloat16, eager32), "x")
+        yield Figure("eager bfloat16 = eager float32", agreement(eager16, eager32), "x")
+
+    def forms(self, attentions: Sequence[str]) -> Iterator[Figure]:
+        """What each form of the cache costs against one in float32, the model being in float32."""
+        for attention in attentions:
+            said, logits = self.engine("float32", attention)
+            for kv_dtype in _FORMS:
+                other, other_logits = self.engine("float32", attention, kv_dtype)
+                errors = logit_errors(other_logits, logits)
+                name = f"cache {kv_dtype}, attention {attention}"
+                yield Figure(f"{name}: same token as over float32", agreement(other, said), "x")
+                yield Figure(f"{name}: error of the logits, median", statistics.median(errors), "x")
+                yield Figure(f"{name}: error of the logits, largest", max(errors), "x")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -110,37 +200,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--attention", default="auto", choices=["auto", "reference", "cpu", "triton"])
     parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--only", choices=["transformers", "cache"], help="one half of it")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
     device = choose_device(args.device)
-    checkpoint = find_checkpoint(args.model)
-
-    def engine_of(dtype: str) -> PagedEngine:
-        model: Any = ModelConfig(args.model, args.device, dtype, args.attention)  # type: ignore[arg-type]
-        cache, scheduler = CacheConfig(num_blocks=512), SchedulerConfig(max_prefill_chunk=64)
-        return load_engine(EngineConfig(model=model, cache=cache, scheduler=scheduler))
-
-    engine = engine_of("float32")
-    prompts = [engine.codec.encode_chat([{"role": "user", "content": text}]) for text in _QUESTIONS]
-    eager, _ = load_transformers(checkpoint, device, torch.float32)
-    texts = eager_texts(eager, prompts, args.tokens)
-    float32 = eager_said(eager, prompts, texts)
-    engine_float32 = engine_said(engine, prompts, texts)
-    del engine, eager
-    eager, _ = load_transformers(checkpoint, device, torch.bfloat16)
-    bfloat16 = eager_said(eager, prompts, texts)
-    del eager
-    engine_bfloat16 = engine_said(engine_of("bfloat16"), prompts, texts)
-    result = {
-        "positions": sum(len(text) for text in texts),
-        "engine float32 = eager float32": agreement(engine_float32, float32),
-        "engine bfloat16 = eager bfloat16": agreement(engine_bfloat16, bfloat16),
-        "engine bfloat16 = eager float32": agreement(engine_bfloat16, float32),
-        "eager bfloat16 = eager float32": agreement(bfloat16, float32),
-    }
-    positions = result.pop("positions")
-    figures = [Figure(name, value, "x") for name, value in result.items()]
-    about = f"{checkpoint.name} on {device}, share of {positions} positions with the same greedy token"
+    bench = _Bench(args.model, args.device, args.tokens)
+    figures: list[Figure] = []
+    if args.only != "cache":
+        figures += bench.transformers(args.attention)
+    if args.only != "transformers":
+        chosen, _ = choose_attention(args.attention, device)
+        figures += bench.forms(list(dict.fromkeys(["reference", chosen])) if args.attention == "auto" else [chosen])
+    about = f"{bench.checkpoint.name} on {device}, {bench.positions} positions"
     show("quality", figures, as_json=args.json, about=about)
 
 

@@ -3,7 +3,8 @@
 The same compiled kernel runs over the same numbers in three layouts: blocks in random places (`shuffled`), blocks in
 order (`identity`), and one block per sequence that holds all of it (`contiguous`: no paging). Rounds alternate between
 the layouts, so that noise of the machine meets all of them; ratios are medians over rounds. All layers have keys and
-values of their own, together larger than the processor's caches, as in a model.
+values of their own, together larger than the processor's caches, as in a model. Beside them, in the same way, the
+forms of the cache: bfloat16, and 8 bits with scales, against the model's own type.
 
 With one thread, times are CPU times of that thread, which other programs disturb less; with more, elapsed times.
 """
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+CACHE_DTYPES = {"bfloat16": torch.bfloat16, "int8": torch.int8, "float8": torch.float8_e4m3fn}
 
 
 @dataclass(frozen=True)
@@ -43,17 +45,19 @@ class Shape:
     head_dim: int = 64
     dtype: torch.dtype = torch.bfloat16
 
-    @property
-    def bytes_per_token(self) -> int:
-        """Of one layer, keys and values."""
-        return 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
-
 
 class Workload:
     """A batch over a cache in some layout: (positions, query rows) of each sequence."""
 
     def __init__(
-        self, seqs: Sequence[tuple[int, int]], shape: Shape, *, block_size: int, num_layers: int, shuffled: bool
+        self,
+        seqs: Sequence[tuple[int, int]],
+        shape: Shape,
+        *,
+        block_size: int,
+        num_layers: int,
+        shuffled: bool,
+        cache_dtype: torch.dtype | None = None,
     ) -> None:
         generator = torch.Generator().manual_seed(0)
         needed = [-(-length // block_size) for length, _ in seqs]
@@ -63,9 +67,13 @@ class Workload:
             num_kv_heads=shape.num_kv_heads,
             block_size=block_size,
             head_dim=shape.head_dim,
-            dtype=shape.dtype,
+            dtype=cache_dtype or shape.dtype,
         )
-        cache.data.normal_(generator=generator)
+        if cache.scales is None:
+            cache.data.normal_(generator=generator)
+        else:
+            cache.data.view(torch.uint8).random_(0, 0x7F, generator=generator)  # codes of either form
+            cache.scales.uniform_(0.001, 0.01, generator=generator)
         order = np.arange(cache.num_blocks, dtype=np.int32)
         if shuffled:
             np.random.default_rng(0).shuffle(order)
@@ -80,7 +88,7 @@ class Workload:
         sizes = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
         rows = torch.randn((tokens, sum(sizes), shape.head_dim), generator=generator).to(shape.dtype)
         self._query, self._key, self._value = torch.split(rows, list(sizes), dim=1)
-        self.kv_bytes = sum(length for length, _ in seqs) * shape.bytes_per_token * num_layers
+        self.kv_bytes = sum(length for length, _ in seqs) * cache.block_bytes // block_size
 
     def step(self) -> None:
         """All layers once, with new metadata as in a new step."""
@@ -135,6 +143,27 @@ def paging(
             }
         )
     return results
+
+
+def forms(shape: Shape, *, seqs: int, context: int, layers: int, count: int) -> dict[str, dict[str, float]]:
+    """For each form of the cache, decode time by that of a cache in the model's own type; blocks of 16, shuffled."""
+    workloads = {
+        name: Workload(
+            [(context, 1)] * seqs, shape, block_size=16, num_layers=layers, shuffled=True, cache_dtype=cache_dtype
+        )
+        for name, cache_dtype in {"own": shape.dtype, **CACHE_DTYPES}.items()
+        if name == "own" or cache_dtype != shape.dtype
+    }
+    seconds = rounds({name: workload.step for name, workload in workloads.items()}, count)
+    return {
+        name: {
+            "by_own": ratio(seconds, name, "own"),
+            "bytes_by_own": workload.kv_bytes / workloads["own"].kv_bytes,
+            "us_per_layer": statistics.median(seconds[name]) / layers * 1e6,
+        }
+        for name, workload in workloads.items()
+        if name != "own"
+    }
 
 
 def steps(shape: Shape, *, layers: int, count: int) -> dict[str, float]:
@@ -197,6 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             layers=options.layers,
             count=options.rounds,
         ),
+        "forms": forms(shape, seqs=options.seqs, context=options.context, layers=options.layers, count=options.rounds),
         "steps_of_30_layers": steps(shape, layers=30, count=options.rounds),
         "read_gb_per_s": read_bandwidth(options.rounds),
         "compile_seconds": compile_seconds(options.dtype),
@@ -217,6 +247,10 @@ def _figures(result: dict[str, Any]) -> list[Figure]:
         for layout in ("contiguous", "identity", "shuffled"):
             figures.append(Figure(f"{layout}, a layer, {size}", row[f"{layout}_us_per_layer"], "µs"))
         figures.append(Figure(f"read by the kernel, shuffled, {size}", row["shuffled_gb_per_s"], "GB/s"))
+    for name, row in result["forms"].items():
+        figures.append(Figure(f"{name} cache over {result['dtype']}, time", row["by_own"], "x"))
+        figures.append(Figure(f"{name} cache over {result['dtype']}, bytes", row["bytes_by_own"], "x"))
+        figures.append(Figure(f"{name} cache, a layer", row["us_per_layer"], "µs"))
     for name, value in result["steps_of_30_layers"].items():
         figures.append(Figure(f"30 layers, {name.removesuffix('_ms').replace('_', ' ')}", value, "ms"))
     figures.append(Figure("read by a sum over a large tensor", result["read_gb_per_s"], "GB/s", result["time"]))

@@ -49,7 +49,7 @@ def load(config: EngineConfig, progress: Callable[[str], None], *, title: str, d
         from engine.attention.cpu import warmup
 
         progress("compiling the CPU attention (once)")
-        warmup(dtype)
+        warmup(dtype, choose_kv_dtype(config.cache.kv_dtype, dtype))
     runner = make_runner(
         model, config, name=checkpoint.name, attention=attention, attention_name=attention_name, tokenizer=tokenizer
     )

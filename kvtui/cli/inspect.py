@@ -164,6 +164,8 @@ def _audit_lines(recording: Recording, found: Audit) -> list[str]:
     per_second = f", {found.generated_tokens / seconds:,.1f} new tokens/s" if seconds > 0 else ""
     limits = f"{header.max_num_seqs} sequences, {header.max_num_batched_tokens:,} tokens a step"
     dtype = clean(model.dtype) + (f", {clean(model.weights)} weights" if model.weights else "")
+    if model.kv_dtype not in ("", model.dtype):
+        dtype += f", {clean(model.kv_dtype)} KV cache"
     chunk = f", prefill chunks of {header.max_prefill_chunk:,}" if header.max_prefill_chunk else ""
     how = f"preemption by {clean(header.preemption)}" if header.policy == "paged" else f"policy {clean(header.policy)}"
     rows = [

@@ -36,7 +36,7 @@ SIMULATED_MODEL_LEN = 8192
 
 
 class DTypeName(enum.StrEnum):
-    """Of weights and KV cache."""
+    """Of weights and activations."""
 
     auto = "auto"
     bfloat16 = "bfloat16"
@@ -48,6 +48,15 @@ class WeightsName(enum.StrEnum):
     """Of linear layers."""
 
     auto = "auto"
+    int8 = "int8"
+
+
+class KVDTypeName(enum.StrEnum):
+    """Of keys and values."""
+
+    auto = "auto"
+    bf16 = "bf16"
+    fp8 = "fp8"
     int8 = "int8"
 
 
@@ -86,7 +95,14 @@ def run_command(
         typer.Option(help="smollm2, a Hugging Face id, a folder, or 'simulated' (no model).", rich_help_panel=_ENGINE),
     ] = DEFAULT_MODEL,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...", rich_help_panel=_ENGINE)] = "auto",
-    dtype: Annotated[DTypeName, typer.Option(help="Of weights and cache.", rich_help_panel=_ENGINE)] = DTypeName.auto,
+    dtype: Annotated[DTypeName, typer.Option(help="Of the model.", rich_help_panel=_ENGINE)] = DTypeName.auto,
+    kv_dtype: Annotated[
+        KVDTypeName,
+        typer.Option(
+            help="Of the KV cache: the model's, bfloat16, or 8 bits with a scale for each token and head.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = KVDTypeName.auto,
     weights: Annotated[
         WeightsName,
         typer.Option(
@@ -225,7 +241,11 @@ def run_command(
             weights=weights.value,
         ),
         cache=CacheConfig(
-            block_size=block_size, num_blocks=num_blocks, prefix_caching=prefix_caching, num_cpu_blocks=cpu_blocks
+            block_size=block_size,
+            num_blocks=num_blocks,
+            prefix_caching=prefix_caching,
+            num_cpu_blocks=cpu_blocks,
+            kv_dtype=kv_dtype.value,
         ),
         scheduler=SchedulerConfig(
             preemption=preemption.value,

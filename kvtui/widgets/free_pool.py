@@ -252,12 +252,14 @@ def byte_words(waste: Waste, header: Header, glyphs: Glyphs) -> list[list[tuple[
     """The bytes held and their formula, from the longest form to the shortest."""
     dot = "*" if glyphs.ascii else "·"
     model = header.model
-    elements = 2 * model.num_layers * model.num_kv_heads * model.head_dim
-    per_element = model.kv_bytes_per_token / elements if elements else 0
-    formula = (
-        f"2{dot}{model.num_layers} layers{dot}{model.num_kv_heads} kv heads{dot}{model.head_dim}{dot}"
-        f"{waste.held_tokens:,} tokens{dot}{per_element:g} B"
-    )
+    heads = 2 * model.num_layers * model.num_kv_heads
+    per_head = model.kv_bytes_per_token / heads - model.kv_scale_bytes if heads else 0
+    element = f"{per_head / model.head_dim if model.head_dim else 0:g} B"
+    shape = f"2{dot}{model.num_layers} layers{dot}{model.num_kv_heads} kv heads"
+    tokens = f"{waste.held_tokens:,} tokens"
+    formula = f"{shape}{dot}{model.head_dim}{dot}{tokens}{dot}{element}"
+    if model.kv_scale_bytes:
+        formula = f"{shape}{dot}{tokens}{dot}({model.head_dim}{dot}{element} + {model.kv_scale_bytes} B scale)"
     held = in_bytes(waste.bytes)
     pool = f" of {in_bytes(header.num_blocks * header.block_size * model.kv_bytes_per_token)}"
     return [

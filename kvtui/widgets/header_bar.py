@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from textual.strip import Strip
 
+    from engine.trace.events import ModelInfo
     from kvtui.view import View
 
 _LONGEST_NAME = 40
@@ -114,7 +115,11 @@ def parts_of(view: View, url: str | None) -> list[Part]:
         Part(3, clean(model.name, ascii_only=ascii_only, limit=_LONGEST_NAME), "text"),
         Part(
             7,
-            clean(f"{model.device} {model.weights or model.dtype}", ascii_only=ascii_only, limit=_LONGEST_NAME),
+            clean(
+                f"{model.device} {model.weights or model.dtype}{_cache_words(model)}",
+                ascii_only=ascii_only,
+                limit=_LONGEST_NAME,
+            ),
             "muted",
         ),
         Part(5, f"{header.num_blocks:,} blocks of {header.block_size}", "text"),
@@ -148,3 +153,8 @@ def fitting(parts: list[Part], cells: int) -> list[Part]:
             break
         kept = [part for part in kept if part.rank != worst]
     return kept
+
+
+def _cache_words(model: ModelInfo) -> str:
+    """The element type of the cache, where it is not the model's."""
+    return "" if model.kv_dtype in ("", model.dtype) else f" kv {model.kv_dtype.split('_')[0]}"

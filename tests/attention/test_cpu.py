@@ -11,6 +11,7 @@ import torch
 
 from engine.attention import cpu, cpu_threads, reference
 from engine.attention.metadata import PAD_SLOT, AttentionMetadata
+from engine.attention.quantised import dequantise, quantise
 from engine.kv_cache import KVCache
 
 LAYERS = 2
@@ -57,6 +58,7 @@ class Batch:
     head_dim: int = 64
     dtype: torch.dtype = torch.float32
     seed: int = 0
+    cache_dtype: torch.dtype | None = None
     cache: KVCache = field(init=False)
     metadata: AttentionMetadata = field(init=False)
 
@@ -64,7 +66,7 @@ class Batch:
         rng = np.random.default_rng(self.seed)
         generator = torch.Generator().manual_seed(self.seed)
         needed = [-(-length // self.block_size) for length, _ in self.seqs]
-        self.cache = self._cache(sum(needed) + 3, self.dtype)
+        self.cache = self._cache(sum(needed) + 3, self.cache_dtype or self.dtype)
         order = rng.permutation(self.cache.num_blocks).astype(np.int32)
         table = np.full((len(self.seqs), max(needed) + 2), STALE, np.int32)
         start = 0
@@ -74,13 +76,28 @@ class Batch:
             # What earlier steps wrote; this step's own rows and everything else stay NaN.
             old = np.arange(length - queries)
             past = torch.randn((len(old), LAYERS, 2, KV_HEADS, self.head_dim), generator=generator)
-            self.cache.data[row[old // self.block_size], :, :, :, old % self.block_size] = past.to(self.dtype)
+            self.put(row[old // self.block_size], old % self.block_size, past.to(self.dtype))
         self.metadata = self._metadata(self.cache, table)
         tokens, heads = self.metadata.num_tokens, KV_HEADS * self.group
         self.query = torch.randn((tokens, heads, self.head_dim), generator=generator).to(self.dtype)
         self.key = torch.randn((tokens, KV_HEADS, self.head_dim), generator=generator).to(self.dtype)
         self.value = torch.randn((tokens, KV_HEADS, self.head_dim), generator=generator).to(self.dtype)
         self.sinks = torch.randn(heads, generator=generator)
+
+    def put(self, blocks, slots, rows):
+        """Rows `[n, LAYERS, 2, KV_HEADS, head_dim]`, as the cache has them."""
+        if self.cache.scales is None:
+            self.cache.data[blocks, :, :, :, slots] = rows.to(self.cache.dtype)
+        else:
+            codes, scales = quantise(rows, self.cache.dtype)
+            self.cache.data.view(torch.uint8)[blocks, :, :, :, slots] = codes.view(torch.uint8)
+            self.cache.scales[blocks, :, :, :, slots] = scales
+
+    def numbers(self, rows):
+        """What rows are once they have been in the cache, in float32."""
+        if self.cache.scales is None:
+            return rows.to(self.cache.dtype).float()
+        return dequantise(*quantise(rows, self.cache.dtype))
 
     def _cache(self, num_blocks, dtype):
         return KVCache(
@@ -120,9 +137,12 @@ class Batch:
     def expected(self, name="plain"):
         """The reference in float32, on a cache of its own."""
         cache = self._cache(self.cache.num_blocks, torch.float32)
-        cache.data.copy_(self.cache.data)
+        if self.cache.scales is None:
+            cache.data.copy_(self.cache.data)
+        else:
+            cache.data.copy_(dequantise(self.cache.data, self.cache.scales))
         metadata = self._metadata(cache, self.metadata.host_block_table)
-        rows = (self.query.float(), self.key.float(), self.value.float())
+        rows = (self.query.float(), self.numbers(self.key), self.numbers(self.value))
         return reference.paged_attention(*rows, LAYER, metadata, **self.options(name))
 
     def check(self, name="plain"):
@@ -131,6 +151,17 @@ class Batch:
         assert out.dtype == self.dtype
         assert out.is_contiguous()
         torch.testing.assert_close(out.float(), expected, **TOLERANCE[self.dtype])
+
+
+CACHES = [
+    (torch.float32, torch.int8),
+    (torch.bfloat16, torch.int8),
+    (torch.float16, torch.int8),
+    (torch.float32, torch.float8_e4m3fn),
+    (torch.bfloat16, torch.float8_e4m3fn),
+    (torch.float32, torch.bfloat16),
+]
+"""Element types of a model and of its cache, where they are not the same."""
 
 
 def around(block_size):
@@ -176,6 +207,53 @@ def test_contexts_longer_than_one_tile_keep_their_softmax_whole(length, options)
 @pytest.mark.parametrize("group", [2, 5, 60])
 def test_head_sizes_and_groups_that_fill_no_vector_or_tile(head_dim, group):
     Batch([(40, 1), (18, 9)], head_dim=head_dim, group=group, dtype=torch.bfloat16).check("everything")
+
+
+@pytest.mark.parametrize(("dtype", "cache_dtype"), CACHES, ids=str)
+@pytest.mark.parametrize(("block_size", "head_dim", "group"), [(1, 64, 1), (3, 80, 8), (16, 64, 3), (32, 128, 2)])
+def test_a_cache_of_another_type_agrees_with_the_reference_over_its_numbers(
+    block_size, head_dim, group, dtype, cache_dtype
+):
+    shape = {"block_size": block_size, "head_dim": head_dim, "group": group}
+    for options in ("plain", "everything"):
+        Batch(around(block_size), dtype=dtype, cache_dtype=cache_dtype, **shape).check(options)
+    Batch([(1100, 1), (300, 50), (513, 1)], dtype=dtype, cache_dtype=cache_dtype, **shape).check("window")
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("head_dim", [1, 12, 33, 64])
+def test_codes_and_scales_are_the_definitions_bit_by_bit_and_go_nowhere_else(cache_dtype, head_dim):
+    batch = Batch([(20, 1), (37, 37), (5, 2)], block_size=3, head_dim=head_dim, cache_dtype=cache_dtype)
+    # From rows that have no scale of their own to the largest, and elements down to float8's subnormals.
+    batch.key *= 10.0 ** torch.linspace(-46, 38, 40)[:, None, None]
+    batch.value *= 10.0 ** torch.linspace(-7, 0, head_dim)
+    batch.value[3, 1] = 0.0
+    skipped = 4
+    batch.metadata.host_slot_mapping[skipped] = PAD_SLOT
+    data, scales = batch.cache.data.view(torch.uint8).clone(), batch.cache.scales.clone()
+    batch.attend()
+    for row, slot in enumerate(batch.metadata.host_slot_mapping):
+        if slot != PAD_SLOT:
+            block, offset = divmod(int(slot), batch.block_size)
+            for i, rows in enumerate((batch.key, batch.value)):
+                codes, row_scales = quantise(rows[row], cache_dtype)
+                data[block, LAYER, i, :, offset] = codes.view(torch.uint8)
+                scales[block, LAYER, i, :, offset] = row_scales
+    assert torch.equal(batch.cache.data.view(torch.uint8), data)
+    assert torch.equal(batch.cache.scales.isnan(), scales.isnan())
+    assert torch.equal(batch.cache.scales.nan_to_num(), scales.nan_to_num())
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_no_number_shows_through_a_quantised_cache(cache_dtype, bad):
+    batch = Batch([(40, 1), (40, 1), (9, 9)], cache_dtype=cache_dtype)
+    clean = batch.attend()
+    batch.value[1, 0, 5] = bad
+    out = batch.attend()
+    assert out[1, : batch.group, 5].isnan().all()
+    others = [0, *range(2, 11)]
+    assert torch.equal(out[others], clean[others])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -317,7 +395,7 @@ def test_two_engines_may_attend_at_once():
         (lambda b: setattr(b, "query", b.query[:, :5]), "5 query heads cannot share 2 KV heads"),
         (lambda b: setattr(b, "query", b.query[..., :8]), "do not fit"),
         (lambda b: setattr(b, "key", b.key[:1]), r"keys \[1, 2, 64\]"),
-        (lambda b: setattr(b, "value", b.value.double()), "torch.float32 like the cache"),
+        (lambda b: setattr(b, "value", b.value.double()), "values torch.float64 are to be torch.float32"),
     ],
 )
 def test_what_would_leave_the_cache_is_refused_with_its_place(spoil, message):
@@ -336,6 +414,10 @@ def test_a_layer_outside_the_cache_is_refused():
 def test_an_unknown_element_type_is_refused_by_name():
     with pytest.raises(ValueError, match=r"does not know torch\.float64: use one of bfloat16, float16, float32"):
         cpu.warmup(torch.float64)
+    with pytest.raises(
+        ValueError, match=r"a cache of torch\.float32: use one of float16, bfloat16, int8, float8_e4m3fn"
+    ):
+        cpu.warmup(torch.float16, torch.float32)
 
 
 def test_compiled_code_is_kept_in_the_folder_that_the_user_names(monkeypatch, tmp_path):

@@ -39,7 +39,7 @@ def test_the_form_of_the_cache_shows_in_the_logits() -> None:
     assert same[1] > 0.6
 
 
-@pytest.mark.parametrize("attention", ["reference"])
+@pytest.mark.parametrize("attention", ["reference", "cpu"])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "mistral"])
 def test_chunks_and_batches_change_no_token(family: str, form: KVDType, attention: str) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from textual.message import Message
     from textual.pilot import Pilot
 
+    from engine.config import KVDType
     from kvtui.view import Panel
     from kvtui.widgets.transport import SeekRequested
 
@@ -43,10 +44,17 @@ class Session:
     error: str | None = None
 
     def __init__(
-        self, *, num_blocks: int = 40, block_size: int = 4, max_num_seqs: int = 8, chunk: int = 16, history: int = 1024
+        self,
+        *,
+        num_blocks: int = 40,
+        block_size: int = 4,
+        max_num_seqs: int = 8,
+        chunk: int = 16,
+        history: int = 1024,
+        kv_dtype: KVDType = "auto",
     ) -> None:
         config = EngineConfig(
-            cache=CacheConfig(num_blocks=num_blocks, block_size=block_size),
+            cache=CacheConfig(num_blocks=num_blocks, block_size=block_size, kv_dtype=kv_dtype),
             scheduler=SchedulerConfig(
                 max_num_seqs=max_num_seqs, max_num_batched_tokens=64, max_prefill_chunk=chunk, max_model_len=256
             ),

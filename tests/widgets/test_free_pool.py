@@ -56,6 +56,17 @@ def test_the_scale_shows_all_that_is_remembered_and_drops_columns_that_lost_step
     assert gather(Session().history, 20) is None
 
 
+async def test_the_scales_of_a_quantised_cache_stand_apart_in_the_formula():
+    session = Session(kv_dtype="int8")
+    session.ask("abc def", max_tokens=4)
+    session.run(3)
+    waste = waste_of(session.state)
+    panel = FreePool()
+    async with shown(panel, session.view(), 120, 14):
+        assert f"2·30 layers·3 kv heads·{waste.held_tokens} tokens·(64·1 B + 4 B scale)" in lines(panel)[-1]
+    assert waste.bytes == 2 * 30 * 3 * waste.held_tokens * (64 * 1 + 4) > 0
+
+
 async def test_the_panel_says_the_levels_and_the_waste_with_its_formula():
     session = busy_session()
     waste = waste_of(session.state)
@@ -67,6 +78,7 @@ async def test_the_panel_says_the_levels_and_the_waste_with_its_formula():
         assert f"waste {waste.waste:.1%} = 1 − {waste.held_tokens}/({waste.used_blocks}·4)" in drawn[-2]
         assert f"{waste.reserved_waste:.0%} if each request had reserved its maximum" in drawn[-2]
         assert f"2·30 layers·3 kv heads·64·{waste.held_tokens} tokens·2 B" in drawn[-1]
+        assert waste.bytes == 2 * 30 * 3 * 64 * waste.held_tokens * 2
         assert drawn[1].lstrip().startswith("40 ")
         assert re.search(r"step +0 .* 29 $", drawn[-4])
         assert "█" in "".join(drawn)
