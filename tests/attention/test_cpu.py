@@ -156,7 +156,6 @@ class Batch:
 CACHES = [
     (torch.float32, torch.int8),
     (torch.bfloat16, torch.int8),
-    (torch.float16, torch.int8),
     (torch.float32, torch.float8_e4m3fn),
     (torch.bfloat16, torch.float8_e4m3fn),
     (torch.float32, torch.bfloat16),
