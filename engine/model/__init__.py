@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
     from engine.engine import PagedEngine
 
 _NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "gguf", "accelerate")
+
+
+_SPINS = "5000"
+"""Turns that an OpenMP worker of GCC's runtime waits awake, some 0.1 ms. By default it is 60 times as long: longer than
+another program's turn on the core, so that on a busy machine the workers burn the time that they wait for."""
 
 
 def load_engine(
@@ -39,6 +45,8 @@ def load_engine(
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(f"running a model needs {', '.join(missing)}: pip install 'kvtui[engine]'")
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)  # read when torch is first imported
     loaded: Future[PagedEngine] = Future()
 
     def work() -> None:
