@@ -77,13 +77,13 @@ def block_codes(
     block_size = state.header.block_size
     refs = state.refs[which]
     used = refs > 0
-    level = np.clip((state.filled[which] * NUM_LEVELS + block_size - 1) // block_size - 1, 0, NUM_LEVELS - 1)
-    glyph = np.where(used, LEVEL + level, np.where(state.key[which] != 0, CACHED, FREE))
-    shared = refs > 1
-    if shared.any():
-        glyph = np.where(shared, np.minimum(SHARED + refs - 2, MANY), glyph)
-    hue = np.where(used, state.owner[which] % num_hues + 1, 0)
-    return _emphasised((glyph | (hue << HUE_SHIFT)).astype(np.uint16), used, emphasis)
+    levels = np.maximum(-(-np.arange(block_size + 1) * NUM_LEVELS // block_size) - 1, 0)
+    held = (LEVEL + levels).astype(np.uint16).take(state.filled[which], mode="clip")
+    if (refs > 1).any():
+        held = np.where(refs > 1, np.minimum(SHARED - 2 + refs, MANY), held).astype(np.uint16)
+    hue = ((state.owner[which] % num_hues + 1) << HUE_SHIFT).astype(np.uint16)
+    codes = np.where(used, held | hue, np.where(state.key[which] != 0, np.uint16(CACHED), np.uint16(FREE)))
+    return _emphasised(codes, used, emphasis)
 
 
 def level_of_mix(used: NDArray[np.int32], sizes: NDArray[np.int32]) -> NDArray[np.int32]:

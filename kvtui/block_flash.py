@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import chain
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from engine.trace.events import StepTrace
+    from engine.trace.events import BlockOp, StepTrace
 
 FLASH_SECONDS = 0.45
 """How long a change stays lit while the session runs; while it is paused, it stays lit."""
@@ -58,16 +59,23 @@ def _touched_by(steps: Sequence[StepTrace], num_blocks: int) -> NDArray[np.int64
         return _NONE
     ops = lists[0] if len(lists) == 1 else list(chain.from_iterable(lists))
     try:
-        columns = np.fromiter(chain.from_iterable(ops), np.int64, 4 * len(ops)).reshape(-1, 4)
+        op, block = _blocks_of(ops)
     except OverflowError:
-        possible = [op for op in ops if all(-(2**63) <= value < 2**63 for value in op)]
-        columns = np.fromiter(chain.from_iterable(possible), np.int64, 4 * len(possible)).reshape(-1, 4)
-    op = columns[:, 0]
-    block = np.where((op == _SECOND_BLOCK[0]) | (op == _SECOND_BLOCK[1]), columns[:, 2], columns[:, 1])
+        op, block = _blocks_of([op for op in ops if all(-(2**63) <= value < 2**63 for value in op)])
     known = (op >= 0) & (op < _NUM_OPS) & (op != Op.DROP) & (block >= 0) & (block < num_blocks)
     if not known.all():
         op, block = op[known], block[known]
     return (block << _KIND_BITS) | _FLASH_OF_OP[op]
+
+
+def _blocks_of(ops: Sequence[BlockOp]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of each operation, which it is and its block."""
+    n = len(ops)
+    op, block = (np.fromiter(map(itemgetter(column), ops), np.int64, n) for column in (0, 1))
+    second = (op == _SECOND_BLOCK[0]) | (op == _SECOND_BLOCK[1])
+    if second.any():
+        block = np.where(second, np.fromiter(map(itemgetter(2), ops), np.int64, n), block)
+    return op, block
 
 
 class Flash:

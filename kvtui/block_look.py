@@ -81,10 +81,10 @@ class BlockLook:
         return self.palette.hue(hue - 1, hue if code & bc.DIMMED else None)
 
     def _pixels(self, upper: int, lower: int, run: int) -> Segment:
-        style = Style(color=self._pixel(upper).color, bgcolor=self._pixel(lower).color)
+        style = Style(color=self.pixel(upper).color, bgcolor=self.pixel(lower).color)
         return Segment("▀" * run, style)
 
-    def _pixel(self, code: int) -> Style:
+    def pixel(self, code: int) -> Style:
         """The style whose foreground a pixel has."""
         palette = self.palette
         glyph = code & bc.GLYPH_MASK

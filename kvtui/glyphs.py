@@ -87,7 +87,7 @@ ASCII = Glyphs(
     ascii=True,
     free=".",
     cached=":",
-    levels="_-~=oO8#",
+    levels="_-~=oO&#",
     many="+",
     evicted="x",
     swapped="%",

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from textual.strip import Strip
 
+from kvtui.block_codes import BLANK
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 _RUN_BITS = 16
 _MOST_PIECES = 60_000
 _LONGEST_JUMP = 6
-"""Unchanged characters that are written again rather than jumped over: going there takes as many bytes."""
+"""Unchanged characters that are written again rather than jumped over: most go on in the style before."""
 _ELSEWHERE = 1 << 40
 _COLUMN_BITS = 20
 
@@ -92,7 +94,10 @@ class Ink(dict[int, str]):
         if not len(changed):
             return ""
         row = changed // columns
-        far = np.flatnonzero((changed[1:] - changed[:-1] > _LONGEST_JUMP) | (row[1:] != row[:-1])) + 1
+        step = changed[1:] - changed[:-1]
+        # A gap between groups of cells would be a piece of its own.
+        gap = (step > 1) & (flat[changed[:-1] + 1] == BLANK)
+        far = np.flatnonzero((step > _LONGEST_JUMP) | gap | (row[1:] != row[:-1])) + 1
         begins = np.concatenate(([0], far))
         first = changed[begins]
         length = changed[np.concatenate((far, [len(changed)])) - 1] + 1 - first

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import statistics
 import time
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ from engine.trace.step_columns import StepColumns
 from kvtui.app import KvtuiApp
 from kvtui.glyphs import choose_glyphs
 from kvtui.history import History
+from kvtui.pace import BEST_SECONDS
 from kvtui.paint import Painter
 from kvtui.palette import load_palettes
 from kvtui.view import Panel, View
@@ -248,7 +250,8 @@ async def frames(rounds: int) -> list[Figure]:
 
 async def large_pool(rounds: int) -> list[Figure]:
     """A step that changes a thousand blocks of a million: the fold, and the grid to its bytes."""
-    source, grid = Still(_MILLION), MovableGrid()
+    now = itertools.count()
+    source, grid = Still(_MILLION), MovableGrid(clock=lambda: next(now) * BEST_SECONDS)
     host = _Host(grid)
     _arrive(source, 1)
     chosen = np.random.default_rng(2).choice(_MILLION, _CHANGED, replace=False).tolist()

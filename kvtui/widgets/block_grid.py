@@ -221,7 +221,7 @@ class BlockGrid(Panel):
         """Bring a block's row into sight."""
         if self._layout_now is not None and not self._in_sight(block):
             line = self._layout_now.line_of_block(self._order.place(block))
-            self.scroll_to(y=max(0, line - self._num_lines // 2), animate=False)
+            self.scroll_to(y=max(0, line - self._num_lines // 2), animate=False, force=True)
 
     def on_resize(self, _event: events.Resize) -> None:
         """Lay the grid out for its new size."""

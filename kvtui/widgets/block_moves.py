@@ -43,32 +43,37 @@ class MovableGrid(BlockGrid):
 
     # -- zoom --------------------------------------------------------------------------------------------------------
 
-    def zoom_by(self, by: int, line: int | None = None) -> None:
-        """Move along the zoom levels, and keep a block where it is on screen.
+    def zoom_by(self, by: int, at: tuple[int, int] | None = None) -> None:
+        """Move along the zoom levels, and keep a block in the line where it is.
 
         Args:
             by: How many levels; negative is closer.
-            line: Of the panel: the block there stays; None: the cursor's where it is in sight, else the first one.
+            at: Column and line of the panel: the block there stays; None: the cursor's where it is in sight, else the
+                first one.
         """
         if self.view is None or self._layout_now is None:
             return
-        place, line = self._anchor(line)
+        place, line = self._anchor(at)
         self._zoom += by
         self._lay_out()
         target = self._layout_now.line_of_block(place) - line
-        self.scroll_to(y=max(0, min(target, self.virtual_size.height - self._room.height)), animate=False)
+        self.scroll_to(y=max(0, min(target, self.virtual_size.height - self._room.height)), animate=False, force=True)
         self._recode()
 
-    def _anchor(self, line: int | None) -> tuple[int, int]:
+    def _anchor(self, at: tuple[int, int] | None) -> tuple[int, int]:
         """The block that stays where it is when zooming, by its place in the order, and its line in the panel."""
         assert self.view is not None
         assert self._layout_now is not None
         layout, top = self._layout_now, self.scroll_offset.y
         cursor = self.view.selected_block
-        if line is None and cursor is not None and self._in_sight(cursor):
+        if at is None and cursor is not None and self._in_sight(cursor):
             place = self._order.place(cursor)
             return place, layout.line_of_block(place) - top
-        row = min(max(0, ((line or 0) + top) // layout.level.pitch), layout.num_rows - 1)
+        x, line = (0, 0) if at is None else at
+        place_there = layout.block_at(x, line + top)
+        if place_there is not None:
+            return place_there, line
+        row = min(max(0, (line + top) // layout.level.pitch), layout.num_rows - 1)
         place = min(row * layout.units_per_row * layout.level.blocks, layout.num_blocks - 1)
         return place, layout.line_of_block(place) - top
 
@@ -143,7 +148,7 @@ class MovableGrid(BlockGrid):
         self._pan(by * max(1, self._num_lines // 2))
 
     def _pan(self, lines: int) -> None:
-        self.scroll_to(y=self.scroll_y + lines, animate=False)
+        self.scroll_to(y=self.scroll_y + lines, animate=False, force=True)
 
     def action_page_down(self) -> None:
         """Move a panel down."""
@@ -168,7 +173,7 @@ class MovableGrid(BlockGrid):
             place = self._minimap.place_at(offset.x)
             if place is not None:
                 line = self._layout_now.line_of_block(place)
-                self.scroll_to(y=max(0, line - self._num_lines // 2), animate=False)
+                self.scroll_to(y=max(0, line - self._num_lines // 2), animate=False, force=True)
             return
         place = self._layout_now.block_at(offset.x, offset.y + self.scroll_offset.y)
         self.post_message(BlockSelected(None if place is None else self._order.block(place)))
@@ -186,6 +191,6 @@ class MovableGrid(BlockGrid):
         event.prevent_default()
         offset = event.get_content_offset(self)
         if event.ctrl or event.meta:
-            self.zoom_by(by, None if offset is None else min(offset.y, max(0, self._num_lines - 1)))
+            self.zoom_by(by, None if offset is None else (offset.x, min(offset.y, max(0, self._num_lines - 1))))
         else:
             self._pan(by * WHEEL_ROWS)

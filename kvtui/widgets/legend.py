@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvtui.block_look import spaced_levels
+from kvtui import block_codes as bc
+from kvtui.block_look import BlockLook, spaced_levels
 from kvtui.widgets.line import Line
 from kvtui.widgets.line_panel import LinePanel
 
 if TYPE_CHECKING:
+    from rich.style import Style
     from textual import events
     from textual.strip import Strip
 
@@ -66,11 +68,11 @@ class Legend(LinePanel, can_focus=False):
         self._zooms = (start, width - line.room)
         line.add("+", palette.accent).gap(2)
         many = scale.blocks > 1
-        shape = spaced_levels(glyphs) if scale.roomy else glyphs.levels
+        free, cached, used = _looks(scale, view)
         entries = [
-            (glyphs.free, palette.faint, "free", key.free),
-            (glyphs.cached, palette.cached, "cached", key.cached),
-            (shape[0] + shape[3] + shape[-1], palette.accent, "share in use" if many else "in use", key.owned),
+            (*free, "free", key.free),
+            (*cached, "cached", key.cached),
+            (*used, "share in use" if many else "in use", key.owned),
             ("" if many else "2", palette.badge(palette.accent), "shared", key.shared),
         ]
         for glyph, style, word, count in entries:
@@ -95,6 +97,17 @@ class Legend(LinePanel, can_focus=False):
         offset = event.get_content_offset(self)
         if offset is not None and offset.x in self._zooms:
             await self.app.run_action(f"grid_zoom({1 if offset.x == self._zooms[0] else -1})")
+
+
+def _looks(scale: Scale, view: View) -> list[tuple[str, Style]]:
+    """What free, cached and used blocks look like at this scale."""
+    palette, glyphs = view.palette, view.glyphs
+    if scale.pixels > 1:
+        look = BlockLook(palette, glyphs, roomy=False, stacked=scale.pixels)
+        return [("▀", look.pixel(bc.FREE)), ("▀", look.pixel(bc.CACHED)), ("▀", palette.accent)]
+    shape = spaced_levels(glyphs) if scale.roomy else glyphs.levels
+    used = shape[0] + shape[3] + shape[-1]
+    return [(glyphs.free, palette.faint), (glyphs.cached, palette.cached), (used, palette.accent)]
 
 
 def scale_words(scale: Scale) -> str:

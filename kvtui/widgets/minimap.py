@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from kvtui.glyphs import Glyphs
     from kvtui.palette import Palette
 
-_ROOM_FOR_NUMBERS = 56
-_FEWEST_CELLS = 6
+_FEWEST_CELLS = 24
+"""Beside the words; where there is no room for so many, the words are left out."""
 
 
 class _Shown(NamedTuple):
@@ -65,7 +65,7 @@ class Minimap:
             words: Said of them, where there is room.
         """
         num_blocks = state.header.num_blocks
-        words = words if width >= _ROOM_FOR_NUMBERS + len(words) // 2 else ""
+        words = words if width >= _FEWEST_CELLS + len(words) else ""
         room = max(1, width - 2 - (len(words) + 2 if words else 0))
         blocks = 1 << max(0, -(-num_blocks // room) - 1).bit_length()
         num_cells = -(-num_blocks // blocks)
