@@ -77,6 +77,7 @@ class Actions(App[None]):
         Binding("p", "grid_pixels", "Blocks: two pixels a cell, where a cell is many blocks", id="app.pixels"),
         Binding("n", "next_block(1)", "Next block of the selected request", id="app.next-block"),
         Binding("N", "next_block(-1)", "Previous block of the selected request", id="app.previous-block"),
+        Binding("v", "inspector_page", "Inspector: another page", id="app.inspector-page"),
         Binding("y", "copy", "Copy what the inspector shows", id="app.copy"),
         Binding("t", "next_theme", "Next theme", id="app.theme"),
         Binding("l", "panel(6)", "Log", id="app.log-letter"),
@@ -289,6 +290,10 @@ class Actions(App[None]):
         from kvtui.screens.help import HelpScreen
 
         self.push_screen(HelpScreen(self.palette, self.glyphs, self.source.header.block_size))
+
+    def action_inspector_page(self) -> None:
+        """Show another page of the inspector."""
+        self.main.inspector.next_page()
 
     def action_copy(self) -> None:
         """Copy what the inspector shows to the clipboard."""

@@ -145,6 +145,7 @@ def advice_words(advice: Advice, name_of: Callable[[int], str] | None = None, la
     move = f"raise {setting} (now {advice.value:,})"
     return [
         f"{what} {share}: {why}; {move}",
+        f"{what} {share}: {why}; {setting}",
         f"{what} {share}; {move}",
         f"{what} {share}; {setting}",
         f"{what}: {setting}",

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 def duration(ns: int) -> str:
     """A time that people read: `834 us`, `12.4 ms`, `987 ms`, `3.21 s`, `132 s`."""
+    ns = max(0, ns)
     if ns < 1_000_000:
         return f"{ns / 1e3:.0f} us"
     ms = ns / 1e6

@@ -9,6 +9,7 @@ from engine.trace.events import NO_REQUEST
 
 if TYPE_CHECKING:
     from engine.trace.biography import BlockEvent
+    from engine.trace.explain import NameOf
 
 HASH_DIGITS = 8
 """Hexadecimal digits of a content key that are shown: as many as tell the contents of one session apart."""
@@ -19,14 +20,17 @@ def short_key(key: int) -> str:
     return f"{key & 0xFFFFFFFFFFFFFFFF:016x}"[:HASH_DIGITS]
 
 
-def block_words(event: BlockEvent, block_size: int) -> str:
-    """What happened, such as `taken by #21 for place 15 of its table`; one line of printable ASCII.
+def block_words(event: BlockEvent, block_size: int, name_of: NameOf | None = None) -> str:
+    """What happened, such as `taken by #21 for place 15 of its table`; one line, safe where the names are.
 
     Args:
         event: Of a `Biography`.
         block_size: Slots of the block.
+        name_of: What a request is called; None calls it by its number.
     """
-    who = f"#{event.request}" if event.request != NO_REQUEST else "nobody known"
+    who = "nobody known"
+    if event.request != NO_REQUEST:
+        who = name_of(event.request) if name_of is not None else f"#{event.request}"
     what = event.what
     if what == Happening.ALLOCATED:
         return f"taken by {who} for place {event.number} of its table"

@@ -50,6 +50,11 @@ KEYS = (
     ("enter", "inspect: read about what is selected, or what the cursor is on"),
     ("esc", "back from there; then select nothing, to follow a running request again"),
     ("/", "find a request by number, name or text, or a block: b44"),
+    (
+        "v",
+        "another page of the inspector: what happened to a block, why a request waited, the step, who is evicted next",
+    ),
+    ("enter o", "in its lists: go to that moment or block; look further back"),
     ("y", "copy what the inspector shows"),
     ("t", "next theme"),
     ("ctrl+p", "every command by name"),

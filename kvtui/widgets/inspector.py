@@ -1,6 +1,7 @@
-"""One request or block in words: what it is, why it waits, and its text as it streams in.
+"""One request, block or step in words: what it is, what happened to it, why, and its text as it streams in.
 
 Nothing needs to be selected: the panel follows a request that is being worked on, so that a newcomer sees text grow.
+It has pages; `v` goes around those that the selection has. Lines of a list lead to a moment or a block.
 """
 
 from __future__ import annotations
@@ -8,56 +9,58 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
 from textual.binding import Binding
 
-from engine.request import RequestStatus
-from engine.trace import explain
-from kvtui.safe_text import SPECIAL, clean, fit, wrap
+from kvtui.safe_text import SPECIAL, fit, wrap
 from kvtui.safe_text import width as cells_of
+from kvtui.view import BlockSelected
+from kvtui.widgets.block_facts import block_rows
+from kvtui.widgets.inspector_lists import BlockLife, RequestDecisions, Search, older
 from kvtui.widgets.line import Line
 from kvtui.widgets.line_panel import LinePanel
-from kvtui.widgets.marks import word_of
+from kvtui.widgets.request_facts import latency_rows, request_rows
+from kvtui.widgets.spans import LABEL, Entry, Row, called
+from kvtui.widgets.step_facts import queue_entries, queue_heading, step_rows
+from kvtui.widgets.transport import SeekRequested
+from kvtui.widgets.wheel import WheelScrolled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
+    from textual import events
     from textual.binding import BindingType
     from textual.strip import Strip
 
     from engine.trace.events import StepTrace
-    from engine.trace.state import PoolState, RequestState
+    from engine.trace.state import RequestState
     from kvtui.view import View
-
-Span = tuple[str, str | int]
-"""Safe text and what it is drawn in: the name of a palette style, or a request for its hue."""
-
-Row = tuple[Span, ...]
 
 LINGER_SECONDS = 2.5
 """How long a request that has ended stays, so that its end can be read, before another one is followed."""
 
-LABEL = 8
-"""Cells in front of the text for `prompt` and `output`."""
-
 MAX_CHARACTERS = 6000
 """The last so many characters of a prompt and of an output are shown."""
 
+LIFE, TEXT, DECISIONS, STEP, NEXT = "life", "text", "decisions", "step", "next"
+"""Pages: what happened to the block; the request and its text; what was decided about it; what was decided in the step;
+the blocks that are taken next."""
+
+_LISTS = (LIFE, DECISIONS, NEXT)
 _WRAPS_FROM_HEIGHT = 5
+_STEP_FROM_HEIGHT = 9
 _ONE_LINE = 1000
 
-MOST_LINES = 6
-"""Of one reason, or of one enumeration."""
 
-
-class Inspector(LinePanel):
-    """What the selection is; or, without one, the request that is followed."""
+class Inspector(WheelScrolled, LinePanel):
+    """What the selection is; or, without one, the request that is followed and the step."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "scroll_text(-1)", "earlier text", show=False, id="inspector.up"),
         Binding("down,j", "scroll_text(1)", "later text", show=False, id="inspector.down"),
         Binding("pageup", "scroll_text(-10)", "earlier text", show=False, id="inspector.page-up"),
         Binding("pagedown", "scroll_text(10)", "later text", show=False, id="inspector.page-down"),
+        Binding("enter", "go_there", "go to the moment or the block of the line", show=False, id="inspector.go"),
+        Binding("o", "older", "look further back", show=False, id="inspector.older"),
     ]
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -69,20 +72,76 @@ class Inspector(LinePanel):
         """Lines that the text is scrolled back from its end."""
         self._subject: tuple[int | None, int | None] = (None, None)
         self._wrapped: dict[str, tuple[object, list[str]]] = {}
+        self._page: str | None = None
+        """The page asked for; None shows the first one that the selection has."""
+        self._life: BlockLife | None = None
+        self._decisions: RequestDecisions | None = None
+        self._entries: list[Entry] = []
+        self._cursor = 0
+        self._top = 0
+        self._list_at = 0
+        """Lines in front of the list."""
+        self._list_room = 0
+        self._comes_back = False
+
+    # -- whom it is about ----------------------------------------------------------------------------------------
 
     def follow(self, view: View, steps: Sequence[StepTrace], reset: bool) -> None:
-        """Choose whom to follow, and put the name of the subject into the title."""
+        """Choose whom to follow, bring its lists up to date, and put the name of the subject into the title."""
         self._choose(view)
-        subject = (self.subject(view), view.selected_block)
+        request, block = subject = (self.subject(view), view.selected_block)
         if subject != self._subject or reset:
-            self._subject, self._back = subject, 0
+            self._back = 0
             self._wrapped.clear()
-        request, block = subject
+        if block != self._subject[1] or reset:
+            if block is not None and block != self._subject[1]:
+                self._page = None  # Who picks a block wants to see its life.
+            self._life = None
+            self._cursor = self._top = 0
+        if request != self._subject[0] or reset:
+            self._decisions = None
+            if block is None:
+                self._cursor = self._top = 0
+        self._subject = subject
+        for search in (self._life, self._decisions):
+            if search is not None:
+                search.view = view
+                search.extend(steps)
+        self._title_of(view)
+
+    def _title_of(self, view: View) -> None:
+        request, block = self._subject
         what = [] if block is None else [f"block {block}"]
         if request is not None:
             name = called(view, request)
             what.append(name if view.selected_request is not None else f"following {name}")
-        self.set_title(" ".join(["Inspector", *(f"{view.glyphs.dot} {words}" for words in what)]))
+        dot, pages = view.glyphs.dot, self.pages(view)
+        parts = [f"{dot} {words}" for words in what]
+        parts.append(f"{dot} {self.page(view)} {pages.index(self.page(view)) + 1}/{len(pages)}, v: more")
+        self.set_title("Inspector", *parts)
+
+    def pages(self, view: View) -> tuple[str, ...]:
+        """The pages of the selection, the first one first."""
+        if view.selected_block is not None:
+            return (LIFE, TEXT, STEP, NEXT)
+        if view.selected_request is not None:
+            return (TEXT, DECISIONS, STEP, NEXT)
+        return (TEXT, STEP, NEXT)
+
+    def page(self, view: View) -> str:
+        """The page shown."""
+        pages = self.pages(view)
+        return self._page if self._page in pages else pages[0]
+
+    def next_page(self) -> None:
+        """Go around the pages."""
+        if self.view is None:
+            return
+        pages = self.pages(self.view)
+        self._page = pages[(pages.index(self.page(self.view)) + 1) % len(pages)]
+        self._cursor = self._top = self._back = 0
+        self._title_of(self.view)
+        self.redraw()
 
     def subject(self, view: View) -> int | None:
         """The request shown."""
@@ -108,21 +167,88 @@ class Inspector(LinePanel):
         elif self.followed is None and requests:
             self.followed = next(reversed(requests))
 
+    # -- rows ----------------------------------------------------------------------------------------------------
+
     def rows(self, view: View, width: int, height: int) -> list[Row]:
-        """The facts on top, the text below them, its end in sight."""
-        if view.selected_block is None and self.subject(view) is None:
-            return [(("Nothing to inspect yet.", "muted"),)]
-        facts: list[Row] = []
-        if view.selected_block is not None:
-            facts.extend(block_rows(view, view.selected_block, width))
+        """The page shown."""
+        page = self.page(view)
+        self._entries = []
+        if page == STEP:
+            return step_rows(view, width)[:height]
+        if page == NEXT:
+            return self._list_rows(view, queue_heading(view, width), queue_entries(view), height)
+        if page == LIFE and view.selected_block is not None:
+            return self._life_rows(view, view.selected_block, width, height)
         subject = self.subject(view)
         request = view.state.requests.get(subject) if subject is not None else None
-        if request is not None:
-            # Text that grows is worth more than facts on a second line; a reason is worth more than either.
-            wrapping = height >= _WRAPS_FROM_HEIGHT or request.waiting_for is not None or bool(request.message)
-            facts.extend(request_rows(view, request, width if wrapping else max(width, _ONE_LINE)))
-            return [*facts[:height], *self._text_rows(view, request, width, max(0, height - len(facts)))]
-        return facts[:height]
+        if page == DECISIONS and request is not None:
+            return self._decision_rows(view, request, width, height)
+        return self._request_page(view, request, width, height)
+
+    def _request_page(self, view: View, request: RequestState | None, width: int, height: int) -> list[Row]:
+        """The facts on top, the text below them, its end in sight."""
+        nothing = view.selected_request is None and view.selected_block is None
+        facts: list[Row] = []
+        if nothing and height >= _STEP_FROM_HEIGHT and view.state.last_step is not None:
+            facts.extend(step_rows(view, width, brief=True))
+        if request is None:
+            return facts[:height] if facts else [(("Nothing to inspect yet.", "muted"),)]
+        # Text that grows is worth more than facts on a second line; a reason is worth more than either.
+        wrapping = height >= _WRAPS_FROM_HEIGHT or request.waiting_for is not None or bool(request.message)
+        facts.extend(request_rows(view, request, width if wrapping else max(width, _ONE_LINE)))
+        if not nothing or height >= _STEP_FROM_HEIGHT:
+            facts.extend(latency_rows(view, request, width))
+        return [*facts[:height], *self._text_rows(view, request, width, max(0, height - len(facts)))]
+
+    def _life_rows(self, view: View, block: int, width: int, height: int) -> list[Row]:
+        if not 0 <= block < view.state.header.num_blocks:
+            return []
+        if self._life is None:
+            self._life = BlockLife(view, block)
+        facts = block_rows(view, block, width)
+        # Where there is little room, the text of the tokens gives way to what happened.
+        facts = facts[: max(1, height - 3)] if height >= 3 else facts[:height]
+        nothing: Row = (("Nothing has happened to it yet.", "muted"),)
+        return self._searched_rows(view, self._life, facts, nothing, height)
+
+    def _decision_rows(self, view: View, request: RequestState, width: int, height: int) -> list[Row]:
+        if self._decisions is None:
+            self._decisions = RequestDecisions(view, request.request)
+        facts = request_rows(view, request, width)
+        if height >= _WRAPS_FROM_HEIGHT:
+            facts.extend(latency_rows(view, request, width))
+        facts = facts[: max(1, height - 3)]
+        nothing: Row = (("Nothing has been decided about it yet.", "muted"),)
+        return self._searched_rows(view, self._decisions, facts, nothing, height)
+
+    def _searched_rows(self, view: View, search: Search, facts: list[Row], nothing: Row, height: int) -> list[Row]:
+        if search.work() and not self._comes_back:
+            # There is more to be looked at: in a moment, so that keys and frames get their turn.
+            self._comes_back = True
+            self.set_timer(0.02, self._look_on)
+        entries = search.entries(view)
+        last = older(search, "o" if self.has_focus else "o in this panel")
+        if last is not None:
+            entries.append(last)
+        return self._list_rows(view, facts, entries or [Entry(nothing)], height)
+
+    def _look_on(self) -> None:
+        self._comes_back = False
+        self.redraw()
+
+    def _list_rows(self, view: View, facts: list[Row], entries: list[Entry], height: int) -> list[Row]:
+        """Facts, and a window over a list below them; with the focus, the line under the cursor is marked."""
+        self._entries = entries
+        self._list_at, self._list_room = len(facts), max(0, height - len(facts))
+        self._cursor = max(0, min(self._cursor, len(entries) - 1))
+        room = max(1, self._list_room)
+        self._top = max(0, min(self._top, self._cursor, len(entries) - room))
+        self._top = max(self._top, self._cursor - room + 1)
+        rows = list(facts)
+        for at, entry in enumerate(entries[self._top : self._top + self._list_room], self._top):
+            marked = self.has_focus and at == self._cursor
+            rows.append(((view.glyphs.cursor if marked else " ", "accent"), *entry.row))
+        return rows
 
     def _text_rows(self, view: View, request: RequestState, width: int, room: int) -> list[Row]:
         """The lines of prompt and output that are in sight, each kind with its label on the first of them."""
@@ -170,10 +296,52 @@ class Inspector(LinePanel):
             line.add(text, style)
         return line.strip()
 
+    # -- acting --------------------------------------------------------------------------------------------------
+
+    @property
+    def _in_list(self) -> bool:
+        return self.view is not None and bool(self._entries) and self.page(self.view) in _LISTS
+
     def action_scroll_text(self, by: int) -> None:
-        """Scroll the text; the end stays in sight until one scrolls back."""
-        self._back = max(0, self._back - by)
+        """Move through a list; or scroll the text, whose end stays in sight until one scrolls back."""
+        if self._in_list:
+            self._cursor = max(0, min(self._cursor + by, len(self._entries) - 1))
+        else:
+            self._back = max(0, self._back - by)
         self.redraw()
+
+    def scroll_rows(self, rows: int) -> None:
+        """Move by some rows: the wheel."""
+        self.action_scroll_text(rows)
+
+    def action_go_there(self) -> None:
+        """Show the moment, or select the block, that the line under the cursor is about."""
+        if self._in_list:
+            self._go(self._cursor)
+
+    def action_older(self) -> None:
+        """Look further back."""
+        for search in (self._life, self._decisions):
+            if search is not None:
+                search.more()
+        self.redraw()
+
+    def on_click(self, event: events.Click) -> None:
+        """Go where the line leads."""
+        at = event.y - self.gutter.top - self._list_at
+        if self._in_list and 0 <= at < self._list_room and self._top + at < len(self._entries):
+            self._cursor = self._top + at
+            self._go(self._cursor)
+            self.redraw()
+
+    def _go(self, at: int) -> None:
+        entry = self._entries[at]
+        if entry.step >= 0:
+            self.post_message(SeekRequested(entry.step))
+        elif entry.block >= 0:
+            self.post_message(BlockSelected(entry.block))
+        elif at == len(self._entries) - 1:
+            self.action_older()
 
     def plain_text(self) -> str:
         """What the panel is about, whole and without layout, to be copied."""
@@ -213,151 +381,3 @@ def _tail(pieces: list[str], most: int) -> list[str]:
         if size > most:
             return pieces[i + 1 :]
     return pieces
-
-
-def called(view: View, request: int) -> str:
-    """What a request is called, safe to draw."""
-    return clean(view.names.of(request), ascii_only=view.glyphs.ascii)
-
-
-def told(label: str, text: str, look: str, width: int, *, ascii_only: bool) -> list[Row]:
-    """Words behind a label, wrapped.
-
-    Args:
-        label: Of the first line; the others begin below its text.
-        text: Untrusted.
-        look: Name of a palette style.
-        width: Cells of the panel.
-        ascii_only: Use no character outside printable ASCII.
-    """
-    lines = wrap(text, max(1, width - LABEL), MOST_LINES, ascii_only=ascii_only)
-    return [((f"{label if i == 0 else '':<{LABEL}}", "muted"), (line, look)) for i, line in enumerate(lines)]
-
-
-def flowing(groups: Iterable[Row], joint: Span | None, width: int, label: str = "") -> list[Row]:
-    """Groups of spans on as many lines as they need, never broken within a group.
-
-    Args:
-        groups: What belongs together.
-        joint: Stands between two of them on one line.
-        width: Cells of the panel.
-        label: Of the first line; the others are indented alike.
-    """
-    rows: list[Row] = []
-    start: Row = ((f"{label:<{LABEL}}", "muted"),) if label else ()
-    line, used = list(start), LABEL if label else 0
-    empty = True
-    for group in groups:
-        size = sum(cells_of(text) for text, _ in group)
-        between = cells_of(joint[0]) if joint is not None and not empty else 0
-        if not empty and used + between + size > width:
-            rows.append(tuple(line))
-            if len(rows) == MOST_LINES:
-                # Too long now, so that its end says that more follows.
-                rows[-1] += ((" " * width, "muted"),)
-                return rows
-            line, used, between = [(" " * LABEL, "muted")], LABEL, 0
-        if between and joint is not None:
-            line.append(joint)
-        line.extend(group)
-        used += between + size
-        empty = False
-    if not empty:
-        rows.append(tuple(line))
-    return rows
-
-
-def _groups(spans: list[Span], joint: Span) -> list[Row]:
-    """Spans between joints, as groups."""
-    groups: list[list[Span]] = [[]]
-    for span in spans:
-        if span is joint:
-            groups.append([])
-        else:
-            groups[-1].append(span)
-    return [tuple(group) for group in groups if group]
-
-
-def request_rows(view: View, request: RequestState, width: int) -> list[Row]:
-    """What a request is doing, why it waits or how it ended, and where its blocks are."""
-    ascii_only = view.glyphs.ascii
-    separator: Span = (f" {view.glyphs.dot} ", "faint")
-    name = clean(view.names.full(request.request), ascii_only=ascii_only)
-    facts: list[Span] = [(name, request.request), separator, (word_of(request), "strong")]
-    total = min(request.num_prompt_tokens + request.max_tokens, view.state.header.max_model_len)
-    facts.extend([separator, (f"{request.num_computed}/{request.num_tokens}", "text"), (" tokens computed", "muted")])
-    if not request.status.is_finished:
-        facts.append((f", at most {total}", "muted"))
-    if request.num_cached:
-        facts.extend([separator, (f"{request.num_cached}", "good"), (" from the cache", "muted")])
-    if request.preemptions:
-        facts.extend([separator, (f"preempted {request.preemptions}{view.glyphs.times}", "warning")])
-    if request.parent >= 0:
-        facts.extend([separator, ("forked from ", "muted"), (called(view, request.parent), request.parent)])
-    swapped = int(np.count_nonzero(view.state.cpu_owner == request.request))
-    if swapped:
-        noun = "block" if swapped == 1 else "blocks"
-        facts.extend([separator, (f"{swapped} {noun} swapped out", "warning")])
-    rows = flowing(_groups(facts, separator), separator, width)
-    if request.waiting_for is not None and not request.status.is_finished:
-        rows.extend(
-            told("why", explain.long(request.waiting_for, view.names.of), "warning", width, ascii_only=ascii_only)
-        )
-    if request.message:
-        rows.extend(told("ended", request.message, "error", width, ascii_only=ascii_only))
-    if request.table:
-        room = width - LABEL
-        blocks = fit(" ".join(map(str, request.table[:room])), max(1, room), ascii_only=ascii_only)
-        rows.append(((f"{'blocks':<{LABEL}}", "muted"), (blocks, request.request)))
-    return rows
-
-
-def block_rows(view: View, block: int, width: int) -> list[Row]:
-    """What a block holds, for whom, and the text of its tokens."""
-    state, dot = view.state, view.glyphs.dot
-    if not 0 <= block < state.header.num_blocks:
-        return []
-    separator: Span = (f" {dot} ", "faint")
-    refs, key, owner = int(state.refs[block]), int(state.key[block]), int(state.owner[block])
-    filled, size = int(state.filled[block]), state.header.block_size
-    facts: list[Span] = [(f"block {block}", "strong"), separator]
-    if refs:
-        facts.extend([("owner ", "muted"), (called(view, owner), owner)])
-        facts.extend([separator, (f"place {int(state.logical[block])} of its table", "text")])
-        facts.extend([separator, (f"{filled}/{size}", "text"), (" slots filled", "muted")])
-        if refs > 1:
-            facts.extend([separator, (f"{refs} references", "strong")])
-    elif key:
-        facts.append(("cached: nobody holds it, its content can still be found", "text"))
-    else:
-        facts.append(("free", "text"))
-    if key:
-        facts.extend([separator, (f"hash {key & 0xFFFFFFFFFFFFFFFF:016x}"[:13] + view.glyphs.ellipsis, "muted")])
-    elif refs:
-        facts.extend([separator, ("not hashed: not full yet" if filled < size else "not hashed", "muted")])
-    rows = flowing(_groups(facts, separator), separator, width)
-    if refs > 1:
-        holders: list[Row] = [((called(view, request), request),) for request in _holders(state, block)]
-        rows.extend(flowing(holders, (" ", "muted"), width, "shared"))
-    pieces = state.block_text(block)
-    if pieces:
-        rows.extend(flowing([(span,) for span in _token_spans(pieces, view)], None, width, "tokens"))
-    return rows
-
-
-def _holders(state: PoolState, block: int) -> Iterable[int]:
-    """The live requests with this block in their table."""
-    for number, request in state.requests.items():
-        if request.status in (RequestStatus.RUNNING, RequestStatus.WAITING) and block in request.table:
-            yield number
-
-
-def _token_spans(pieces: Sequence[str], view: View) -> list[Span]:
-    """Tokens one after the other in two alternating styles, so that their borders can be seen."""
-    spans: list[Span] = []
-    for i, piece in enumerate(pieces):
-        text = clean(piece, ascii_only=view.glyphs.ascii, limit=64)
-        spans.append(
-            (text.replace(" ", "_") if view.glyphs.ascii else text.replace(" ", "␣"), ("text", "accent")[i % 2])
-        )
-    return spans
