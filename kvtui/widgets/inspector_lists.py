@@ -13,8 +13,8 @@ from engine.trace import explain
 from engine.trace.biography import Biography, Happening
 from engine.trace.block_words import block_words
 from engine.trace.events import DecisionKind
-from engine.trace.lookup import RequestDecision
 from engine.trace.file_format import RecordingError
+from engine.trace.lookup import RequestDecision
 from kvtui.lookups import first_of, lookup_of
 from kvtui.safe_text import clean
 from kvtui.widgets.spans import Entry
