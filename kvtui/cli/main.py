@@ -15,6 +15,7 @@ from kvtui.cli.errors import reported
 COMMANDS = {
     "run": "Run a model over a paged cache and watch it.",
     "play": "Play a recording. It needs no model and no torch.",
+    "race": "Race static batching, contiguous memory and paging on the same requests.",
     "recordings": "List the packaged recordings.",
     "inject": "Send requests to a running session and report latency and throughput.",
     "inspect": "Report on a recording: its header, its counts, and whether the invariants hold after every step.",

@@ -1,0 +1,366 @@
+"""The race on screen: a batch timeline for each lane, one under another, at the same moment."""
+
+from __future__ import annotations
+
+import os
+import time
+from bisect import bisect_left, bisect_right
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from textual.app import App, SystemCommand
+from textual.binding import Binding
+from textual.widgets import Static
+
+from kvtui.glyphs import choose_glyphs
+from kvtui.palette import ThemeError, load_palettes
+from kvtui.race.report import speed_up
+from kvtui.terminal import MIN_HEIGHT, MIN_WIDTH
+from kvtui.themes import PREFIX, Colorless, textual_theme, variables_of
+from kvtui.view import RequestSelected, View
+from kvtui.widgets.batch_timeline import BatchTimeline
+from kvtui.widgets.line import Line
+from kvtui.widgets.line_panel import LinePanel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from textual.app import ComposeResult
+    from textual.binding import BindingType
+    from textual.filter import LineFilter
+    from textual.screen import Screen
+    from textual.strip import Strip
+
+    from kvtui.race.playing import LanePlayer
+
+FRAMES_PER_SECOND = 12
+SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+_NEARLY = 1e-9
+_BRACKETS = {"right_square_bracket": "]", "left_square_bracket": "["}
+
+_KEYS = (
+    ("space", "pause"),
+    ("{left} {right}", "step"),
+    ("home end", "start, finish"),
+    ("[ ]", "speed"),
+    ("tab", "lanes"),
+    ("t", "theme"),
+    ("q", "quit"),
+)
+
+
+class LaneTimeline(BatchTimeline):
+    """One lane's batches; its title says how far it is."""
+
+    DEFAULT_CSS = """
+    LaneTimeline { height: 1fr; border: round $kv-border; border-title-color: $foreground;
+        border-title-background: $background; }
+    LaneTimeline:focus { border: round $kv-focus; }
+    LaneTimeline.-ascii { border: ascii $kv-border; }
+    LaneTimeline.-ascii:focus { border: ascii $kv-focus; }
+    """
+
+    def __init__(self, player: LanePlayer) -> None:
+        super().__init__(id=f"lane-{player.lane.policy}")
+        self.player = player
+
+    def set_title(self, *parts: str, separator: str = " ") -> None:
+        """Say how far the lane is; what the timeline would say about itself has no place here."""
+        if self.view is None:
+            return
+        moment, glyphs, result = self.player.moment, self.view.glyphs, self.player.result
+        words = [
+            f"{self.player.lane.policy} {glyphs.horizontal} average batch {moment.average_batch:.2f}",
+            f"{moment.tokens_per_s:,.1f} tokens/s",
+            f"{moment.steps:,} steps",
+        ]
+        if self.player.done:
+            words.insert(2, f"done after {result.seconds:,.1f} s")
+        super().set_title(*words, separator=f" {glyphs.dot} ")
+
+
+class RaceBar(LinePanel, can_focus=False):
+    """The time of the race; once all are done, who made how much of it."""
+
+    DEFAULT_CSS = """
+    RaceBar { height: 1; }
+    """
+
+    def __init__(self) -> None:
+        super().__init__(id="race-bar")
+        self.facts: tuple[float, float, float, bool, str] = (0.0, 0.0, 1.0, True, "")
+
+    def rows(self, view: View, width: int, height: int) -> list[tuple[float, float, float, bool, str]]:
+        """The one line there is."""
+        return [self.facts]
+
+    def draw(self, view: View, key: tuple[float, float, float, bool, str], width: int) -> Strip:  # type: ignore[override]
+        """The time, a bar and, at the end, the verdict."""
+        seconds, total, speed, paused, verdict = key
+        palette, glyphs = view.palette, view.glyphs
+        line = Line(width, palette.blank).gap()
+        line.add(glyphs.paused if paused else glyphs.playing, palette.accent).gap()
+        line.add(f"{seconds:,.1f} / {total:,.1f} s", palette.strong).gap()
+        line.add(f"{speed:g}{glyphs.times}", palette.muted).gap(2)
+        room = line.room - (len(verdict) + 3 if verdict else 1)
+        if room >= 10:
+            done = round(room * seconds / total) if total > 0 else 0
+            line.add(glyphs.bar * done, palette.accent).add(glyphs.bar_empty * (room - done), palette.faint)
+        if verdict:
+            line.gap(2).add(verdict, palette.strong)
+        return line.strip()
+
+
+class RaceFooter(LinePanel, can_focus=False):
+    """The keys."""
+
+    DEFAULT_CSS = """
+    RaceFooter { height: 1; }
+    """
+
+    def rows(self, view: View, width: int, height: int) -> list[tuple[str, ...]]:
+        """The one line there is."""
+        return [("keys",)]
+
+    def draw(self, view: View, key: tuple[str, ...], width: int) -> Strip:  # type: ignore[override]
+        """Keys stand out, words explain; the way out stays where there is too little room."""
+        palette, glyphs = view.palette, view.glyphs
+        hints = [(k.format(left=glyphs.arrow_left, right=glyphs.arrow_right), word) for k, word in _KEYS]
+        while len(hints) > 1 and sum(len(k) + len(word) + 4 for k, word in hints) > width:
+            del hints[-2]
+        line = Line(width, palette.raised).add(" ", palette.raised)
+        for shown, word in hints:
+            line.add(shown, palette.accent + palette.raised)
+            line.add(f" {word}   ", palette.muted + palette.raised)
+        return line.strip()
+
+
+class RaceApp(App[None]):
+    """Plays lanes side by side.
+
+    Args:
+        players: One for each lane, in the order in which they are shown.
+        name: What is raced, safe to draw.
+        theme: Name of a packaged theme.
+        ascii_only: Draw with ASCII alone.
+        clock: Seconds that only grow; tests bring their own.
+
+    Raises:
+        ThemeError: If there is no such theme.
+    """
+
+    TITLE = "kvtui race"
+    ENABLE_COMMAND_PALETTE = True
+    SCOPED_CSS = False
+    CSS = """
+    Screen { layout: vertical; background: $background; }
+    #race-title { height: 1; }
+    #too-small { display: none; width: 100%; height: 100%; content-align: center middle; text-align: center; }
+    Screen.-tiny LaneTimeline, Screen.-tiny RaceBar, Screen.-tiny RaceFooter { display: none; }
+    Screen.-tiny #race-title { display: none; }
+    Screen.-tiny #too-small { display: block; }
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "quit", "Quit", id="race.quit"),
+        Binding("ctrl+q", "quit", "Quit", show=False, priority=True, id="race.quit-now"),
+        Binding("ctrl+c", "quit", "Quit", show=False, priority=True, id="race.interrupt"),
+        Binding("space", "toggle_pause", "Pause or resume", id="race.pause"),
+        Binding("right", "step(1)", "One step forward", id="race.step"),
+        Binding("left", "step(-1)", "One step back", id="race.back"),
+        Binding("shift+right", "step(10)", "Ten steps forward", id="race.step-ten"),
+        Binding("shift+left", "step(-10)", "Ten steps back", id="race.back-ten"),
+        Binding("home", "go_to(0)", "To the start", id="race.start"),
+        Binding("end", "go_to(1)", "To the finish", id="race.finish"),
+        Binding("right_square_bracket", "faster(1)", "Faster", id="race.faster"),
+        Binding("left_square_bracket", "faster(-1)", "Slower", id="race.slower"),
+        Binding("t", "next_theme", "Next theme", id="race.theme"),
+        Binding("escape", "deselect", "Select nothing", id="race.deselect"),
+    ]
+
+    def __init__(
+        self,
+        players: Sequence[LanePlayer],
+        name: str,
+        *,
+        theme: str | None = None,
+        ascii_only: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._mono = bool(os.environ.get("NO_COLOR"))
+        self.palettes = load_palettes(self._mono)
+        if theme is not None and theme not in self.palettes:
+            raise ThemeError(f"there is no theme named {theme!r}: choose one of {', '.join(self.palettes)}")
+        self.palette = self.palettes[theme] if theme else next(iter(self.palettes.values()))
+        super().__init__()
+        if theme is None and self.console.color_system == "standard" and "ansi" in self.palettes:
+            self.palette = self.palettes["ansi"]
+        for palette in self.palettes.values():
+            self.register_theme(textual_theme(palette))
+        self.theme = PREFIX + self.palette.name
+        self.glyphs = choose_glyphs(ascii_only)
+        self.players = list(players)
+        self.seconds = 0.0
+        self.total = max((player.ends[-1] for player in self.players if player.ends), default=0.0)
+        self.speed = 1.0
+        self.paused = False
+        self._name = name
+        self._clock = clock
+        self._last = clock()
+        self._ends = sorted({end for player in self.players for end in player.ends})
+        self._selected: int | None = None
+        self._lanes = [LaneTimeline(player) for player in self.players]
+        self._bar = RaceBar()
+        self._footer = RaceFooter()
+
+    # -- what Textual asks for -----------------------------------------------------------------------------------
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        """Our CSS variables, for themes that do not bring them."""
+        return variables_of(self.palette)
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """No colour at all where NO_COLOR asks for it."""
+        return [Colorless()] if self._mono else super().get_line_filters()
+
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        """Every action by name, for the command palette."""
+        for binding in self.BINDINGS:
+            assert isinstance(binding, Binding)
+            if binding.show:
+                key = _BRACKETS.get(binding.key, binding.key)
+                yield SystemCommand(binding.description, f"key {key}", self._runner(binding.action))
+
+    def _runner(self, action: str) -> Callable[[], None]:
+        def run() -> None:
+            self.call_later(self.run_action, action)
+
+        return run
+
+    def compose(self) -> ComposeResult:
+        """The lanes between a line that says what is raced and the time."""
+        yield Static(f" race {self.glyphs.dot} {self._name}", id="race-title", markup=False)
+        yield from self._lanes
+        yield self._bar
+        yield self._footer
+        yield Static("", id="too-small", markup=False)
+
+    def on_mount(self) -> None:
+        """Start the clock."""
+        for lane in self._lanes:
+            lane.set_class(self.glyphs.ascii, "-ascii")
+        self._lanes[0].focus()
+        self._last = self._clock()
+        self.set_interval(1 / FRAMES_PER_SECOND, self.tick)
+        self._fit()
+        self.call_after_refresh(self._draw_all)
+
+    def on_resize(self) -> None:
+        """Say so where there is too little room; the new size is known after the next layout."""
+        self.call_after_refresh(self._fit)
+
+    def _fit(self) -> None:
+        width, height = self.size
+        tiny = width < MIN_WIDTH or height < MIN_HEIGHT
+        self.screen.set_class(tiny, "-tiny")
+        if tiny:
+            words = f"kvtui needs {MIN_WIDTH} x {MIN_HEIGHT}; this is {width} x {height}. q quits."
+            self.query_one("#too-small", Static).update(words)
+
+    # -- time ----------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Let as much of the race pass as the clock says."""
+        now = self._clock()
+        elapsed, self._last = now - self._last, now
+        if not self.paused:
+            self._go(self.seconds + elapsed * self.speed)
+
+    def _go(self, seconds: float) -> None:
+        self.seconds = min(max(0.0, seconds), self.total)
+        if self.seconds >= self.total:
+            self.paused = True
+        for lane in self._lanes:
+            came = lane.player.show(self.seconds + _NEARLY)
+            if came is None:
+                lane.update_view(self._view(lane.player), (), True)
+            elif came:
+                lane.update_view(self._view(lane.player), came, False)
+        self._draw_bar()
+
+    def _draw_bar(self) -> None:
+        verdict = ""
+        if self.seconds >= self.total and len(self.players) > 1:
+            results = [player.result for player in self.players]
+            last = results[-1]
+            against = ", ".join(f"{speed_up(last, r):.2f}{self.glyphs.times} {r.policy}" for r in results[:-1])
+            verdict = f"{last.policy}: {against}"
+        self._bar.facts = (round(self.seconds, 1), round(self.total, 1), self.speed, self.paused, verdict)
+        self._bar.update_view(self._view(self.players[0]), (), False)
+
+    def _draw_all(self) -> None:
+        for lane in self._lanes:
+            lane.update_view(self._view(lane.player), (), True)
+        view = self._view(self.players[0])
+        self._footer.update_view(view, (), True)
+        self._draw_bar()
+        self._bar.update_view(view, (), True)
+
+    def _view(self, player: LanePlayer) -> View:
+        last = player.state.last_step
+        return View(
+            source=player,
+            state=player.state,
+            history=player.history,
+            palette=self.palette,
+            glyphs=self.glyphs,
+            selected_request=self._selected,
+            running=frozenset(member[0] for member in last.batch) if last is not None else frozenset(),
+            names=player.names,
+        )
+
+    # -- acting --------------------------------------------------------------------------------------------------
+
+    def on_request_selected(self, message: RequestSelected) -> None:
+        """A request was clicked: it has the same number in every lane."""
+        self._selected = message.request
+        self._draw_all()
+
+    def action_deselect(self) -> None:
+        """Select nothing."""
+        self._selected = None
+        self._draw_all()
+
+    def action_toggle_pause(self) -> None:
+        """Pause or resume; from the start where the end is shown."""
+        if self.paused and self.seconds >= self.total:
+            self._go(0.0)
+        self.paused = not self.paused
+        self._last = self._clock()
+        self._draw_bar()
+
+    def action_step(self, n: int) -> None:
+        """Pause, and go to where the next step of any lane ends, or the one before."""
+        self.paused = True
+        at = bisect_right(self._ends, self.seconds + _NEARLY) if n > 0 else bisect_left(self._ends, self.seconds)
+        at = at + n - 1 if n > 0 else at + n
+        if not self._ends:
+            return
+        self._go(0.0 if at < 0 else self._ends[min(at, len(self._ends) - 1)])
+
+    def action_go_to(self, end: int) -> None:
+        """To the start or the finish."""
+        self.paused = True
+        self._go(self.total * end)
+
+    def action_faster(self, by: int) -> None:
+        """One notch faster or slower."""
+        at = min(range(len(SPEEDS)), key=lambda i: abs(SPEEDS[i] - self.speed)) + by
+        self.speed = SPEEDS[max(0, min(len(SPEEDS) - 1, at))]
+        self._draw_bar()
+
+    def action_next_theme(self) -> None:
+        """Go around the themes."""
+        names = list(self.palettes)
+        self.palette = self.palettes[names[(names.index(self.palette.name) + 1) % len(names)]]
+        self.theme = PREFIX + self.palette.name
+        self._draw_all()

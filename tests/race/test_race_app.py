@@ -1,0 +1,129 @@
+"""The race on screen: lanes at one moment, forward and backward."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from races import arrivals, lanes
+from rich.cells import cell_len
+
+from engine.trace.events import StepTrace
+from engine.trace.state import PoolState
+from kvtui.palette import ThemeError
+from kvtui.race import playing
+from kvtui.race.app import RaceApp
+from kvtui.race.playing import LanePlayer
+
+RACED = lanes(arrivals())
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def players() -> list[LanePlayer]:
+    return [LanePlayer(lane) for lane in RACED]
+
+
+def screen_text(app: RaceApp) -> str:
+    app.screen._compositor_refresh()
+    lines = [strip.text for strip in app.screen._compositor.render_strips()]
+    assert all(cell_len(line) == app.size.width for line in lines)
+    return "\n".join(lines)
+
+
+def test_a_lane_shows_the_same_whichever_way_one_came(monkeypatch):
+    monkeypatch.setattr(playing, "CHECKPOINT_STEPS", 8)
+    player = players()[2]
+    straight = PoolState(player.header)
+    for message in player.lane.messages:
+        straight.apply(message)
+        if isinstance(message, StepTrace) and message.index == 20:
+            break
+    assert len(player.show(player.ends[20])) == 21
+    marks = player.history.marks(3, 5, 20).tolist()
+    assert player.state.same_as(straight) == []
+    player.show(1e9)
+    assert player.done
+    assert player.show(player.ends[20]) is None
+    assert player.state.same_as(straight) == []
+    assert player.history.marks(3, 5, 20).tolist() == marks
+    assert player.moment.steps == 21
+
+
+@pytest.mark.parametrize("size", [(160, 45), (80, 24), (60, 16)])
+async def test_three_timelines_run_under_one_clock_until_the_last_is_done(size):
+    clock = Clock()
+    app = RaceApp(players(), "small", clock=clock)
+    async with app.run_test(size=size) as pilot:
+        clock.now = 0.2
+        app.tick()
+        await pilot.pause()
+        text = screen_text(app)
+        for policy in ("static", "contiguous", "paged"):
+            assert f"─ {policy} ─ average batch" in text
+        assert "0.2 / " in text
+        assert len(re.findall(r"▪", text)) > 3
+        clock.now = 10_000.0
+        app.tick()
+        await pilot.pause()
+        text = screen_text(app)
+        assert app.paused
+        assert text.count("done after") == (3 if size[0] > 60 else 0), "the first to go where there is no room"
+        assert re.search(r"paged: \d\.\d\d× static, \d\.\d\d× contiguous", text)
+
+
+async def test_keys_pause_step_and_jump():
+    clock = Clock()
+    app = RaceApp(players(), "small", clock=clock)
+    async with app.run_test(size=(120, 30)) as pilot:
+        await pilot.press("space")
+        assert app.paused
+        clock.now = 5.0
+        app.tick()
+        assert app.seconds == 0
+        ends = sorted({end for player in app.players for end in player.ends})
+        await pilot.press("right", "right", "right")
+        assert app.seconds == ends[2]
+        await pilot.press("left")
+        assert app.seconds == ends[1]
+        await pilot.press("shift+right")
+        assert app.seconds == ends[11]
+        await pilot.press("end")
+        assert app.seconds == ends[-1]
+        assert all(player.done for player in app.players)
+        await pilot.press("left")
+        assert not all(player.done for player in app.players)
+        await pilot.press("home")
+        assert [player.position for player in app.players] == [-1, -1, -1]
+        await pilot.press("left", "right_square_bracket", "right_square_bracket")
+        assert (app.seconds, app.speed) == (0, 4.0)
+        await pilot.press("space")
+        clock.now += 1.0
+        app.tick()
+        assert app.seconds == pytest.approx(min(4.0, app.total))
+
+
+async def test_a_click_selects_a_request_in_every_lane_and_ascii_and_small_terminals_are_served(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    app = RaceApp(players(), "small", ascii_only=True, clock=Clock())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("end")
+        assert screen_text(app).isascii()
+        await pilot.click("#lane-paged", offset=(4, 2))
+        await pilot.pause()
+        assert app._selected is not None
+        await pilot.press("escape")
+        assert app._selected is None
+        await pilot.resize_terminal(50, 10)
+        await pilot.pause()
+        assert "kvtui needs 60 x 16" in screen_text(app)
+
+
+def test_an_unknown_theme_is_named():
+    with pytest.raises(ThemeError, match="no theme named 'nope'"):
+        RaceApp(players(), "small", theme="nope")
