@@ -55,11 +55,11 @@ def race_command(
     theme: Annotated[str | None, typer.Option(help="Name of a theme.")] = None,
     ascii_only: Annotated[bool, typer.Option("--ascii", help="Draw with ASCII characters alone.")] = False,
 ) -> None:
-    """Race static batching, contiguous memory and paging on the same requests, in equal memory.
+    """Race static batching, contiguous memory and paging on the same requests.
 
-    It runs the whole engine without a model, in a time that is reckoned: a step costs so much, and each token in it so
-    much. Of a recording it takes the requests, their lengths, the pool and the cost of its steps. Without a
-    terminal, or with --text or --json, the result is printed.
+    All have the same memory. The whole engine runs without a model, in a time that is reckoned: a step costs so much,
+    and each token in it so much. Of a recording it takes the requests, their lengths, the pool and the cost of its
+    steps. Without a terminal, or with --text or --json, the result is printed.
 
     Example: kvtui race under-pressure
     """
