@@ -138,6 +138,7 @@ class Request:
     num_preemptions: int = 0
     finish_reason: FinishReason | None = None
     error: str | None = None
+    outgrew_pool: bool = False
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -178,6 +179,7 @@ class RequestOutput:
         num_output_tokens: Generated so far.
         num_cached_tokens: Prompt tokens that came from the prefix cache.
         index: Which of the n choices it belongs to, 0 to n - 1.
+        outgrew_pool: The error is that the whole pool has no room for its next token; what it has is right.
     """
 
     request_id: int
@@ -189,3 +191,4 @@ class RequestOutput:
     num_output_tokens: int
     num_cached_tokens: int
     index: int = 0
+    outgrew_pool: bool = False

@@ -94,6 +94,7 @@ class Session:
             num_output_tokens=len(request.output_token_ids),
             num_cached_tokens=request.num_cached_tokens,
             index=request.index,
+            outgrew_pool=request.outgrew_pool,
         )
         self._new_text = ""
         self._new_tokens = []

@@ -339,6 +339,7 @@ class Scheduler:
 
     def _outgrew(self, request: Request, needs: int) -> None:
         pool = self.kv.pool.num_blocks
+        request.outgrew_pool = True
         self.fail(
             request,
             Reason.OUTGREW_POOL,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -71,6 +72,8 @@ class Generation:
             self.finished = self._num_open == 0
             if output.finish_reason is FinishReason.REFUSED:
                 raise ApiError(output.error or "the request was refused", code="refused")
+            if output.outgrew_pool:
+                return _cut_off(output)
             if output.finish_reason is FinishReason.ERROR:
                 raise ApiError(output.error or "the request failed", status=500, kind="server_error")
             return output
@@ -97,6 +100,17 @@ class Generation:
     def _receive(self, output: RequestOutput) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
             self._loop.call_soon_threadsafe(self._outputs.put_nowait, output)
+
+
+def _cut_off(output: RequestOutput) -> RequestOutput:
+    """What a request came to that the pool has no more room for: `length`, as at any other limit.
+
+    Raises:
+        ApiError: it came to nothing.
+    """
+    if not output.num_output_tokens:
+        raise ApiError(output.error or "the pool has no room for the request", code="refused")
+    return replace(output, finish_reason=FinishReason.LENGTH, error=None)
 
 
 async def until_gone(receive: Receive) -> None:

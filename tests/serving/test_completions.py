@@ -225,3 +225,24 @@ def test_a_client_that_leaves_frees_its_request(serve):
         time.sleep(0.01)
     assert not served.engine.scheduler.running
     assert served.http.get("/health").json()["open_requests"] == 0
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_a_request_came_to_before_it_outgrew_the_pool_is_answered_as_cut_at_its_length(serve, path, stream):
+    served = serve(num_blocks=6)
+    ask = {"max_tokens": 400, "ignore_eos": True, "stream": stream}
+    ask |= {"prompt": "the block"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "hi"}]}
+    answer = served.http.post(path, json=ask)
+
+    assert answer.status_code == 200
+    if stream:
+        events = events_of(answer.text)
+        assert events[-1] == "[DONE]"
+        assert [c["finish_reason"] for e in events[:-1] for c in e["choices"] if c["finish_reason"]] == ["length"]
+        assert len(events) > 5
+    else:
+        (choice,) = answer.json()["choices"]
+        assert choice["finish_reason"] == "length"
+        assert len(choice.get("text") or choice["message"]["content"]) > 50
+        assert 0 < answer.json()["usage"]["completion_tokens"] <= 6 * 16
