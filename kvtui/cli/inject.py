@@ -176,6 +176,8 @@ def _report(asked: Workload, outcomes: list[Outcome], *, as_json: bool, answered
     report = summarise(asked.name, outcomes)
     for error, count in report.errors.items():
         say(f"{count} failed: {error}")
+    if not report.completed and not as_json:
+        return  # times and rates of nothing say nothing
     text = report_json(report) if as_json else as_text(report)
     # An answer has stdout for itself.
     print(text, file=sys.stderr if answered and not as_json else sys.stdout, flush=True)

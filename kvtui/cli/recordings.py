@@ -25,6 +25,7 @@ class Listed:
         name: What `play` takes.
         duration_s: From the first step to the end of the last.
         size_bytes: Of the file.
+        complete: Whether it was finished; one that was cut off is played as far as it goes.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Listed:
     duration_s: float
     size_bytes: int
     path: Path
+    complete: bool = True
 
 
 def recordings_command(
@@ -86,6 +88,7 @@ def _listed(recording: Recording) -> Listed:
         duration_s=round(recording.duration_ns / 1e9, 3),
         size_bytes=recording.size,
         path=recording.path,
+        complete=recording.complete,
     )
 
 
@@ -113,7 +116,7 @@ def listing(recordings: list[Listed]) -> str:
     """A table for people."""
     rows = [("name", "steps", "duration", "size", "title")]
     rows += [
-        (r.name, f"{r.steps:,}", f"{r.duration_s:.0f} s", f"{r.size_bytes / 1024:,.0f} KiB", r.title)
+        (r.name, f"{r.steps:,}", f"{r.duration_s:.0f} s", f"{r.size_bytes / 1024:,.0f} KiB", _told(r))
         for r in recordings
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
@@ -127,6 +130,13 @@ def listing(recordings: list[Listed]) -> str:
         ).rstrip()
         for row in rows
     )
+
+
+def _told(listed: Listed) -> str:
+    if listed.complete:
+        return listed.title
+    cut = f"(cut off after {listed.steps:,} step{'' if listed.steps == 1 else 's'})"
+    return f"{listed.title} {cut}".strip()
 
 
 def _line(text: str) -> str:

@@ -266,6 +266,7 @@ def run_command(
             if given:
                 raise UsageError(f"{flag} goes with --headless: add it, or leave {flag} out")
         _require_terminal()
+    _require_theme(theme)
     asked = prepared(workload, rate=rate, num=num, seed=seed, max_model_len=config.scheduler.max_model_len)
     if headless and asked is None and listen is None:
         raise UsageError("there would be nothing to do: give a --workload, or an address to --listen on")
@@ -302,6 +303,16 @@ def _require_terminal() -> None:
     problem = terminal_problem()
     if problem is not None:
         raise UsageError(problem)
+
+
+def _require_theme(theme: str | None) -> None:
+    if theme is None:
+        return
+    from kvtui.palette import load_palettes
+
+    names = load_palettes()
+    if theme not in names:
+        raise UsageError(f"there is no theme named {theme!r}: choose one of {', '.join(names)}")
 
 
 def _headless(

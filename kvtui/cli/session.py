@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvtui.cli.errors import UsageError, say
+from kvtui.own_command import inject_command, own_command
 
 if TYPE_CHECKING:
     import socket
@@ -151,12 +152,11 @@ class Attached:
         return self.listener.url + (f" --token {self.token}" if self.token else "")
 
     @property
-    def inject_command(self) -> str | None:
+    def inject_hint(self) -> str | None:
         """The command that sends requests to this session from another terminal."""
         if self.listener is None:
             return None
-        url = "" if self.public_url == "http://127.0.0.1:8077" else f" --url {self.public_url}"
-        return f"kvtui inject{url} --workload burst"
+        return inject_command(self.public_url or "", "--workload burst")
 
     def close(self) -> None:
         """Stop listening and finish the recording; whoever steps the engine has stopped already."""
@@ -165,7 +165,7 @@ class Attached:
         if self.recorder is not None and self.path is not None:
             self.recorder.close()
             size = self.path.stat().st_size
-            say(f"recorded {size / 1024:,.0f} KiB to {self.path}; see it with: kvtui play {self.path}")
+            say(f"recorded {size / 1024:,.0f} KiB to {self.path}; see it with: {own_command()} play {self.path}")
             self.recorder = None
 
 
@@ -189,7 +189,7 @@ def attach(
         attached.token = bound[1]
         attached.listener.start()
         asks = f", callers need the token {bound[1]}" if bound[1] else ""
-        say(f"listening on {attached.listener.url}{asks}; try: {attached.inject_command}")
+        say(f"listening on {attached.listener.url}{asks}; try: {attached.inject_hint}")
     return attached
 
 

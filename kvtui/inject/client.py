@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import msgspec
 
+from kvtui.own_command import own_command
 from kvtui.workloads.workload import SyntheticPrompt
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ class Client:
             answer = await self._http.get("/v1/models", timeout=_FIRST_ANSWER_S)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise ServerError(
-                f"nothing answers at {self.url}: start a session in another terminal with `kvtui run`, "
+                f"nothing answers at {self.url}: start a session in another terminal with `{own_command()} run`, "
                 "or name its address with --url"
             ) from error
         except httpx.ReadTimeout as error:

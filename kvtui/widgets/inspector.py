@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from textual.binding import Binding
 
-from kvtui.safe_text import SPECIAL, fit, wrap
+from kvtui.own_command import inject_command
+from kvtui.safe_text import SPECIAL, clean, fit, wrap
 from kvtui.safe_text import width as cells_of
 from kvtui.view import BlockSelected
 from kvtui.widgets.block_facts import block_rows
@@ -192,7 +193,7 @@ class Inspector(WheelScrolled, LinePanel):
         if nothing and height >= _STEP_FROM_HEIGHT and view.state.last_step is not None:
             facts.extend(step_rows(view, width, brief=True))
         if request is None:
-            return facts[:height] if facts else [(("Nothing to inspect yet.", "muted"),)]
+            return facts[:height] if facts else _nothing_yet(view)
         # Text that grows is worth more than facts on a second line; a reason is worth more than either.
         wrapping = height >= _WRAPS_FROM_HEIGHT or request.waiting_for is not None or bool(request.message)
         facts.extend(request_rows(view, request, width if wrapping else max(width, _ONE_LINE)))
@@ -355,6 +356,19 @@ class Inspector(WheelScrolled, LinePanel):
             f"request {request.request} {request.name}\nblock table: {' '.join(map(str, request.table))}\n"
             f"prompt:\n{''.join(pieces[:n])}\noutput:\n{''.join(pieces[n:])}\n"
         )
+
+
+def _nothing_yet(view: View) -> list[Row]:
+    """What to do so that there is something; the one panel that a small terminal shows beside the blocks."""
+    nothing: Row = (("Nothing to inspect yet.", "muted"),)
+    if not view.source.live or not view.listen_url:
+        return [nothing]
+    url = clean(view.listen_url, ascii_only=view.glyphs.ascii, limit=100)
+    return [
+        nothing,
+        (("Send requests from another terminal:", "muted"),),
+        (("  " + inject_command(url, "--workload chat"), "text"),),
+    ]
 
 
 def _ending(lines: list[str], most: int, cells: int, view: View) -> list[str]:

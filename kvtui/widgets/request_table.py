@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from textual.binding import Binding
 
 from engine.request import RequestStatus
+from kvtui.own_command import inject_command, own_command
 from kvtui.safe_text import clean
 from kvtui.view import RequestSelected
 from kvtui.widgets.line import Line
@@ -306,11 +307,6 @@ def _empty_state(view: View) -> list[Hashable]:
     if not view.source.live:
         return ["", "No requests yet at this step.", f"Go on with {view.glyphs.arrow_right} or the space bar."]
     if view.listen_url:
-        url = clean(view.listen_url, ascii_only=view.glyphs.ascii, limit=100)
-        return [
-            "",
-            "No requests yet.",
-            "Send some from another terminal:",
-            f"  kvtui inject --url {url} --workload chat",
-        ]
-    return ["", "No requests yet.", "Start with some:", "  kvtui run --workload chat"]
+        command = inject_command(clean(view.listen_url, ascii_only=view.glyphs.ascii, limit=100), "--workload chat")
+        return ["", "No requests yet.", "Send some from another terminal:", f"  {command}"]
+    return ["", "No requests yet.", "Start with some:", f"  {own_command()} run --workload chat"]

@@ -86,6 +86,16 @@ def test_failures_are_counted_told_and_exit_with_1(url, tmp_path):
     assert "2048" in result.stderr.replace(",", "")
 
 
+def test_where_nothing_was_answered_there_is_no_report_of_zeros(url, tmp_path):
+    path = tmp_path / "w.json"
+    path.write_text(json.dumps([{"prompt": "the block " * 9000}]))
+    result = runner.invoke(app, ["inject", "--url", url, "--workload", str(path)])
+
+    assert result.exit_code == 1
+    assert "1 failed: " in result.stderr
+    assert result.stdout == ""
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -156,6 +156,14 @@ def test_recordings_as_json(packaged):
     assert listed["size_bytes"] == (packaged / "prefix.mcap").stat().st_size
 
 
+def test_one_that_was_cut_off_is_listed_as_such(tmp_path):
+    path = record(tmp_path / "x.mcap")
+    path.write_bytes(path.read_bytes()[:-60])
+    assert "(cut off after 20 steps)" in runner.invoke(app, ["recordings", str(tmp_path)]).stdout
+    (listed,) = json.loads(runner.invoke(app, ["recordings", str(tmp_path), "--json"]).stdout)
+    assert listed["complete"] is False
+
+
 def test_a_broken_recording_in_the_folder_is_named_and_the_others_are_listed(tmp_path):
     record(tmp_path / "good.mcap")
     (tmp_path / "bad.mcap").write_bytes(b"x" * 100)

@@ -137,6 +137,7 @@ def test_a_recording_is_not_written_over_unless_told(two, tmp_path, no_engine, m
         (["--listen", "8077", "--no-listen"], "exclude each other"),
         (["--record", "/no/such/folder/x.mcap"], "there is no folder"),
         (["--record", "/tmp"], "is a folder"),
+        (["--theme", "drak"], "there is no theme named 'drak': choose one of dark"),
     ],
 )
 def test_what_cannot_work_is_told_before_the_model_is_loaded(no_engine, arguments, said):

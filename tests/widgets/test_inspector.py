@@ -164,3 +164,9 @@ async def test_a_text_cut_at_its_front_never_begins_within_a_special_token() -> 
             assert "…|im_" not in picture
             assert "im_start|>" not in picture.replace("<|im_start|>", "")
     assert cut
+
+
+async def test_before_the_first_request_it_says_how_to_send_one() -> None:
+    session = Session()
+    async with shown(Inspector(), replace(session.view(), listen_url="http://127.0.0.1:8099"), 78, 5) as pilot:
+        assert "kvtui inject --url http://127.0.0.1:8099 --workload chat" in text(pilot.app.panel)
