@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from textual.app import App, SystemCommand
+from textual.app import SystemCommand
 from textual.binding import Binding
 
 from kvtui.themes import PREFIX
+from kvtui.time_actions import TIME_BINDINGS, TimeActions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -15,45 +16,35 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
     from textual.screen import Screen
 
-    from kvtui.glyphs import Glyphs
     from kvtui.palette import Palette
     from kvtui.screens.main import MainScreen
-    from kvtui.sources.source import Source
 
-SPEEDS = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0, 16.0)
+_KEY_NAMES = {
+    "full_stop": ".",
+    "comma": ",",
+    "right_square_bracket": "]",
+    "left_square_bracket": "[",
+    "slash": "/",
+    "question_mark": "?",
+}
 
-_KEY_NAMES = {"right_square_bracket": "]", "left_square_bracket": "[", "slash": "/", "question_mark": "?"}
 
-
-class Actions(App[None]):
+class Actions(TimeActions):
     """The keys and commands of the dashboard; `KvtuiApp` is what they act on.
 
     Attributes:
-        source: What is paused, stepped and played.
         palette: The theme in use.
         palettes: All themes by name.
-        glyphs: The set in use.
     """
 
-    source: Source
     palette: Palette
     palettes: dict[str, Palette]
-    glyphs: Glyphs
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit", "Quit", id="app.quit"),
         Binding("ctrl+q", "quit", "Quit", show=False, priority=True, id="app.quit-now"),
         Binding("ctrl+c", "quit", "Quit", show=False, priority=True, id="app.interrupt"),
-        Binding("space", "toggle_pause", "Pause or resume", id="app.pause"),
-        Binding("r", "toggle_play", "Play the past from here, or hold it", id="app.play"),
-        Binding("right", "step(1)", "One step forward", id="app.step"),
-        Binding("left", "step(-1)", "One step back", id="app.back"),
-        Binding("shift+right", "step(10)", "Ten steps forward", id="app.step-ten"),
-        Binding("shift+left", "step(-10)", "Ten steps back", id="app.back-ten"),
-        Binding("home", "seek_start", "To the first step", id="app.start"),
-        Binding("end,L", "seek_end", "To the last step; live: back to the present", id="app.end"),
-        Binding("right_square_bracket", "faster", "Faster", id="app.faster"),
-        Binding("left_square_bracket", "slower", "Slower", id="app.slower"),
+        *TIME_BINDINGS,
         Binding("tab", "next_panel", "Next panel", priority=True, id="app.next-panel"),
         Binding("shift+tab", "previous_panel", "Previous panel", priority=True, id="app.previous-panel"),
         Binding("1", "panel(1)", "Panel: physical blocks", id="app.blocks"),
@@ -115,10 +106,6 @@ class Actions(App[None]):
         """Hand the present view to the panels."""
         raise NotImplementedError
 
-    def hurry(self) -> None:
-        """Show the answer to a key without waiting for the next frame."""
-        raise NotImplementedError
-
     def redraw(self) -> None:
         """Draw everything anew."""
         raise NotImplementedError
@@ -144,64 +131,6 @@ class Actions(App[None]):
     async def action_quit(self) -> None:
         """Leave at once."""
         self.leave(0)
-
-    def action_toggle_pause(self) -> None:
-        """Pause or resume: the engine where there is one, whatever is shown, or else the playing."""
-        source = self.source
-        held = source.engine_paused if source.live else source.paused
-        (source.resume if held else source.pause)()
-        self.hurry()
-
-    def action_toggle_play(self) -> None:
-        """Play the past from the step shown, or hold it; the engine has no part in it."""
-        source = self.source
-        if source.live and not source.looking_back:
-            self._say("the present moves by itself: look back first (left, home, or a press on the bar)")
-        else:
-            (source.play if source.paused else source.hold)()
-        self.hurry()
-
-    def action_step(self, n: int) -> None:
-        """Go n steps forward or backward; in a recording this pauses, a live engine steps from its newest step on."""
-        source = self.source
-        before = source.position
-        source.step(n)
-        if n < 0 and source.position == before and before == source.first - 1 and source.first > 0:
-            self._say(f"history begins at step {source.first:,}: what was before was let go")
-        self.hurry()
-
-    def action_seek_start(self) -> None:
-        """Go to before the first step."""
-        if not self.source.live:
-            self.source.pause()
-        self.go_to(self.source.first - 1)
-
-    def action_seek_end(self) -> None:
-        """Go to the last step; live, the present again."""
-        if not self.source.live:
-            self.source.pause()
-        self.source.follow()
-        self.hurry()
-
-    def go_to(self, step: int) -> None:
-        """Show a step, in a recording or in the past of a live session."""
-        self.source.seek(step)
-        self.hurry()
-
-    def action_faster(self) -> None:
-        """One notch faster."""
-        self._shift_speed(1)
-
-    def action_slower(self) -> None:
-        """One notch slower."""
-        self._shift_speed(-1)
-
-    def _shift_speed(self, by: int) -> None:
-        speed = self.source.speed
-        nearest = min(range(len(SPEEDS)), key=lambda i: abs(SPEEDS[i] - speed))
-        self.source.set_speed(SPEEDS[max(0, min(len(SPEEDS) - 1, nearest + by))])
-        self._say(f"speed {self.source.speed:g}{self.glyphs.times}")
-        self.hurry()
 
     def action_panel(self, number: int) -> None:
         """Go to a panel by its number."""
@@ -313,9 +242,6 @@ class Actions(App[None]):
         self.theme = PREFIX + name
         self.redraw()
         self._say(f"theme {name}")
-
-    def _say(self, message: str) -> None:
-        self.notify(message, timeout=2, markup=False)
 
 
 def _shown(keys: str) -> str:

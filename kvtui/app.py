@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from textual.scrollbar import ScrollBar, ScrollBarRender
 
 from engine.trace.invariants import quick_check
+from engine.trace.marks import ALL_KINDS
 from kvtui.actions import Actions
 from kvtui.capture_output import OutputCapture
 from kvtui.glyphs import choose_glyphs
@@ -37,11 +38,14 @@ if TYPE_CHECKING:
     from textual.screen import Screen
 
     from kvtui.sources.source import Source
-    from kvtui.widgets.transport import SeekRequested
+    from kvtui.widgets.transport import MarkKindPicked, SeekRequested
 
 
 _SETTLED_SECONDS = 1.5
 """After the start: the first picture must not wait for it."""
+
+_MARKS_SECONDS = 0.02
+"""How long a tick looks for the marks of a recording that did not bring them along."""
 
 STUCK_SECONDS = 0.8
 """How long a quit waits for the engine to come out of a step."""
@@ -96,6 +100,7 @@ class KvtuiApp(Actions):
         ScrollBar.renderer = PlainScrollBar if self.glyphs.ascii else ScrollBarRender
         self.history = History()
         self.names = Names()
+        self.mark_kinds = ALL_KINDS
         self.capture = capture
         self.exit_reason: str | None = None
         self._selected_request: int | None = None
@@ -185,9 +190,18 @@ class KvtuiApp(Actions):
                 self.leave(1, f"the engine ended: {source.error}")
                 return
             self._report(source.error)
-        status = (source.paused, source.engine_paused, source.looking_back, source.speed, source.position)
+        status = (
+            source.paused,
+            source.engine_paused,
+            source.looking_back,
+            source.speed,
+            source.position,
+            source.window,
+        )
         if status != self._shown_status:
             self._shown_status = status
+            self._changed = True
+        if source.marks.known < 1 and source.marks.look(_MARKS_SECONDS):
             self._changed = True
         # What a change lit up has to be put out again, also when nothing else happens.
         unfinished = self.main.behind or (self.main.grid.flashing and not source.paused)
@@ -266,6 +280,7 @@ class KvtuiApp(Actions):
             running=frozenset(member[0] for member in last.batch) if last is not None else frozenset(),
             listen_url=self.listen_url,
             names=self.names,
+            mark_kinds=self.mark_kinds,
         )
 
     # -- selection --------------------------------------------------------------------------------------------------
@@ -291,6 +306,11 @@ class KvtuiApp(Actions):
     def on_seek_requested(self, message: SeekRequested) -> None:
         """The position bar was pressed, or a panel names the step to look at."""
         self.go_to(message.step)
+
+    def on_mark_kind_picked(self, message: MarkKindPicked) -> None:
+        """A kind of mark was pressed beside the bar."""
+        kinds = 1 << message.kind
+        self.show_marks(ALL_KINDS if self.mark_kinds == kinds else kinds)
 
     @property
     def selected_request(self) -> int | None:

@@ -19,6 +19,8 @@ class Glyphs:
         marked: A block in use under the cursor, where a full cell would hide the cursor's background.
         many: Stands for a number above 9.
         history: From 0 to full, for curves over time.
+        step_marks: On the position bar, in the order of `MarkKind`: preempted, evicted, refused, copied, finished.
+        window: The first and the last step of a window, on the position bar.
     """
 
     ascii: bool
@@ -47,6 +49,8 @@ class Glyphs:
     arrow_right: str
     horizontal: str
     vertical: str
+    step_marks: str
+    window: str
 
     def level(self, filled: int, size: int) -> str:
         """The level of a block in use with `filled` of `size` slots holding keys and values."""
@@ -81,6 +85,8 @@ UNICODE = Glyphs(
     arrow_right="→",
     horizontal="─",
     vertical="│",
+    step_marks="▼×!⇄▌",
+    window="[]",
 )
 
 ASCII = Glyphs(
@@ -110,6 +116,8 @@ ASCII = Glyphs(
     arrow_right=">",
     horizontal="-",
     vertical="|",
+    step_marks="vx!%|",
+    window="[]",
 )
 
 

@@ -39,6 +39,10 @@ ROLES = (
 )
 """The colours that a theme must give. `raised` is behind header and footer, `selection` behind a selected row."""
 
+MARKS = {"preempted": "warning", "evicted": "warning", "refused": "error", "copied": "accent", "finished": "good"}
+"""The colours that a theme can give for the marks on the position bar, in the order of `MarkKind`, and the roles that
+they have the colour of where it does not."""
+
 _MOST_BYTES = 64 * 1024
 _HEX = re.compile(r"#[0-9a-fA-F]{6}")
 _ANSI = re.compile(r"default|(bright_)?(black|red|green|yellow|blue|magenta|cyan|white)")
@@ -61,6 +65,7 @@ class Palette:
         ansi: The terminal's own sixteen colours instead of exact ones.
         colors: Role to colour: `#rrggbb`, or the name of an ANSI colour.
         hues: The cycle that requests take their hue from.
+        marks: The colour of each kind of mark.
         mono: No colour at all (NO_COLOR): weight, dimness and reversal have to do.
     """
 
@@ -69,6 +74,7 @@ class Palette:
     ansi: bool
     colors: dict[str, str]
     hues: tuple[str, ...]
+    marks: tuple[str, ...]
     mono: bool = False
     _cache: dict[object, Style] = field(default_factory=dict, repr=False, compare=False)
 
@@ -78,6 +84,17 @@ class Palette:
         if style is None:
             style = Style(dim=name in ("muted", "faint", "border")) if self.mono else self._on_background(name)
             self._cache[name] = style
+        return style
+
+    def mark(self, kind: int) -> Style:
+        """The style of a kind of mark on the position bar; see `MARKS`."""
+        key = ("mark", kind)
+        style = self._cache.get(key)
+        if style is None:
+            style = Style(bold=True)
+            if not self.mono:
+                style += Style(color=Color.parse(self.marks[kind]), bgcolor=self._color("background"))
+            self._cache[key] = style
         return style
 
     def hue(self, request: int, selected: int | None = None) -> Style:
@@ -272,6 +289,12 @@ def _palette_of(path: Path, table: dict[str, object], mono: bool) -> Palette:
     need(2 <= len(hues) <= 64, "hues", "a list of 2 to 64 colours")
     for role in ROLES:
         need(isinstance(colors.get(role), str) and bool(pattern.fullmatch(colors[role])), f"colors.{role}", kind)
+    marks = table.get("marks", {})
+    need(isinstance(marks, dict), "[marks]", f"a table of colours for {', '.join(MARKS)}")
+    assert isinstance(marks, dict)
+    for mark, color in marks.items():
+        need(mark in MARKS, f"marks.{mark}", f"one of {', '.join(MARKS)}")
+        need(isinstance(color, str) and bool(pattern.fullmatch(color)), f"marks.{mark}", kind)
     for i, hue in enumerate(hues):
         need(isinstance(hue, str) and bool(pattern.fullmatch(hue)), f"hues[{i}]", kind)
     return Palette(
@@ -280,6 +303,7 @@ def _palette_of(path: Path, table: dict[str, object], mono: bool) -> Palette:
         ansi=bool(ansi),
         colors={role: colors[role] for role in ROLES},
         hues=tuple(hues),
+        marks=tuple(str(marks.get(mark, colors[role])) for mark, role in MARKS.items()),
         mono=mono,
     )
 

@@ -9,6 +9,7 @@ from textual.binding import Binding
 from textual.message import Message
 from textual.scroll_view import ScrollView
 
+from engine.trace.marks import ALL_KINDS
 from kvtui.names import Names
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class View:
         running: Requests in the batch of the last step.
         listen_url: Where requests can be sent to; None where nobody listens.
         names: What the requests are called.
+        mark_kinds: The kinds of marks that are shown on the position bar, as bits; see `engine.trace.marks`.
     """
 
     source: Source
@@ -56,6 +58,7 @@ class View:
     running: frozenset[int] = frozenset()
     listen_url: str | None = None
     names: Names = field(default_factory=Names)
+    mark_kinds: int = ALL_KINDS
 
 
 class RequestSelected(Message):

@@ -16,9 +16,9 @@ def pressed_engine(num_cpu_blocks: int = 12, preemption: str = "swap") -> PagedE
     """An engine whose pool is too small for what it is asked for by `ask`."""
     return simulated_engine(
         EngineConfig(
-            cache=CacheConfig(num_blocks=40, block_size=4, num_cpu_blocks=num_cpu_blocks),
+            cache=CacheConfig(num_blocks=26, block_size=4, num_cpu_blocks=num_cpu_blocks),
             scheduler=SchedulerConfig(
-                max_num_seqs=6, max_num_batched_tokens=32, max_model_len=120, preemption=preemption
+                max_num_seqs=6, max_num_batched_tokens=32, max_model_len=96, preemption=preemption
             ),
         )
     )

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from engine.trace.marks import MarkKind
 from kvtui.palette import ROLES, ThemeError, contrast, load_palette, load_palettes
 
 EXACT = [palette for palette in load_palettes().values() if not palette.ansi]
@@ -30,6 +31,12 @@ def test_every_hue_stands_out_from_the_background(palette) -> None:
     for role in ("text", "muted", "accent", "good", "warning", "error"):
         assert contrast(palette.colors[role], ground) >= 4.5
         assert contrast(palette.colors[role], palette.colors["raised"]) >= 4.5 or role in ("good", "accent", "warning")
+
+
+@pytest.mark.parametrize("palette", EXACT, ids=lambda palette: palette.name)
+def test_each_kind_of_mark_has_a_colour_of_its_own_that_stands_out(palette) -> None:
+    assert len(set(palette.marks)) == len(MarkKind)
+    assert all(contrast(color, palette.colors["background"]) >= 4.5 for color in palette.marks)
 
 
 @pytest.mark.parametrize("palette", EXACT, ids=lambda palette: palette.name)
@@ -84,6 +91,9 @@ GOOD = "dark = true\nhues = ['#112233', '#445566']\n[colors]\n" + "\n".join(f"{r
         (GOOD.replace("'#112233'", "'#1122334'"), "hues[0]"),
         (GOOD.replace("['#112233', '#445566']", "['#112233']"), "hues should be a list of 2 to 64"),
         (GOOD.replace("['#112233', '#445566']", "7"), "hues"),
+        (GOOD + "\n[marks]\nevicted = 'blue'\n", "marks.evicted should be a colour as #rrggbb"),
+        (GOOD + "\n[marks]\nlost = '#112233'\n", "marks.lost should be one of preempted, evicted"),
+        ("marks = 3\n" + GOOD, "[marks] should be a table"),
         ("x = '" + "y" * 70_000 + "'", "larger than 64 KiB"),
     ],
 )
@@ -103,3 +113,6 @@ def test_a_good_theme_file_is_taken(tmp_path) -> None:
     palette = load_palette(path)
     assert palette.name == "mine"
     assert palette.hues == ("#112233", "#445566")
+    assert len(palette.marks) == len(MarkKind), "the roles' colours serve where it names none"
+    path.write_text(GOOD + "\n[marks]\ncopied = '#010203'\n")
+    assert load_palette(path).marks[MarkKind.COPIED] == "#010203"

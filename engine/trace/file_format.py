@@ -9,7 +9,7 @@ from engine.trace.container import DamagedError
 PROFILE = "kvtui"
 """The MCAP profile of recordings."""
 HEADER_TOPIC, SEGMENT_TOPIC, KEYFRAME_TOPIC = "header", "segment", "keyframe"
-INDEX_NAME, VOCABULARY_NAME = "index", "vocabulary"
+INDEX_NAME, VOCABULARY_NAME, MARKS_NAME = "index", "vocabulary", "marks"
 MAX_BLOCKS = 1 << 22
 """Blocks of a pool that a recording may have: the state of one takes 60 bytes."""
 

@@ -17,6 +17,7 @@ import zstandard
 from engine.trace.container import DamagedError
 from engine.trace.events import RequestArrived, StepTrace
 from engine.trace.keyframe import Keyframe
+from engine.trace.marks import Marks, marks_of
 from engine.trace.segment import Segment, encode
 from engine.trace.segment_reader import SegmentReader
 from engine.trace.step_columns import StepColumns
@@ -124,12 +125,16 @@ class KeptTrace(TraceReader):
     Args:
         header: Of the trace.
         most_bytes: What segments and keyframes may take before the oldest are let go.
+
+    Attributes:
+        marks: Of all steps, those that were let go included.
     """
 
     def __init__(self, header: Header, most_bytes: int = MOST_BYTES) -> None:
         self._store = _Store(header)
         super().__init__("this session's history", self._store)
         self._most_bytes = most_bytes
+        self.marks = Marks()
         self._tail: list[RequestArrived | StepTrace] = []
         self._tail_steps = self._tail_rows = 0
         self._steps_since_keyframe = self._bytes_since_keyframe = self._keyframe_bytes = 0
@@ -152,6 +157,7 @@ class KeptTrace(TraceReader):
         if isinstance(message, RequestArrived):
             self._tail_rows += len(message.prompt_token_ids)
             return
+        self.marks.append(marks_of(message))
         self._tail_steps += 1
         self._tail_rows += max(len(message.ops), len(message.batch), len(message.tokens))
         if self._tail_steps >= SEGMENT_STEPS or self._tail_rows >= SEGMENT_ROWS:

@@ -18,6 +18,7 @@ from engine.trace.file_format import (
     HEADER_TOPIC,
     INDEX_NAME,
     KEYFRAME_TOPIC,
+    MARKS_NAME,
     MAX_BLOCKS,
     PROFILE,
     SEGMENT_TOPIC,
@@ -27,6 +28,7 @@ from engine.trace.file_format import (
     VocabularyTable,
 )
 from engine.trace.keyframe import Keyframe
+from engine.trace.marks import ALL_KINDS, MAX_MARKED_STEPS, MarkedPart, MarkKind, Marks, MarkTable
 from engine.trace.segment import Segment
 from engine.trace.segment_reader import SegmentReader
 from engine.trace.vocabulary import Vocabulary
@@ -77,6 +79,7 @@ class Layout:
         self._file = file
         self._topics: dict[int, str] = {}
         self._vocabulary_at: container.Record | None = None
+        self._marks_at: container.Record | None = None
         self.size = os.fstat(file.fileno()).st_size
         self.segments: Column = np.zeros((0, 5), np.int64)
         self.keyframes: list[tuple[int, int, int]] = []
@@ -144,6 +147,7 @@ class Layout:
         found = container.find_attachments(self._file, self.size)
         index = msgspec.msgpack.decode(self._attachment(found[INDEX_NAME]), type=Index)
         self._vocabulary_at = found.get(VOCABULARY_NAME)
+        self._marks_at = found.get(MARKS_NAME)
         n, m = index.num_segments, index.num_keyframes
         if not (0 <= n <= _MAX_ROWS and 0 <= m <= _MAX_ROWS and len(index.segments) == 5 and len(index.keyframes) == 3):
             raise ValueError("its index is too large")
@@ -179,7 +183,7 @@ class Layout:
         rows: list[tuple[int, int, int, int, int]] = []
         vocabulary = Vocabulary()
         self.keyframes = []
-        self._vocabulary_at = None
+        self._vocabulary_at = self._marks_at = None
         self.num_steps = self.num_requests = self.duration_ns = 0
         last: SegmentReader | None = None
         for record in self._chunks():
@@ -250,6 +254,32 @@ class Layout:
         if keyframe.step != index:
             raise DamagedError(f"its keyframe of step {index} is one of step {keyframe.step}")
         return keyframe
+
+    def marked_part(self, at: int) -> MarkedPart:
+        """What of a segment its marks follow from.
+
+        Raises:
+            DamagedError: as the other exceptions of `DAMAGE`: it cannot be read.
+        """
+        first_step, num_steps, offset, length, _ = self.segments[at].tolist()
+        part = msgspec.msgpack.decode(self.message(offset, length).data, type=MarkedPart)
+        if (part.first_step, part.num_steps) != (first_step, num_steps):
+            raise DamagedError("its index names other steps than are there")
+        return part
+
+    def marks(self) -> Marks:
+        """The marks of all steps: those that the recording brings along, or such as have yet to be found."""
+        if self.num_steps > MAX_MARKED_STEPS:
+            return Marks()
+        if self._marks_at is not None:
+            try:
+                table = msgspec.msgpack.decode(self._attachment(self._marks_at), type=MarkTable)
+                flags = np.frombuffer(table.flags, np.uint8)
+                if table.kinds == [kind.name.lower() for kind in MarkKind] and len(flags) == self.num_steps:
+                    return Marks(flags & np.uint8(ALL_KINDS))
+            except DAMAGE:
+                pass  # They can be found again.
+        return Marks.to_be_found(self.num_steps, self)
 
     def vocabulary(self) -> Vocabulary:
         """All entries. Those that only a damaged segment had are unknown text.

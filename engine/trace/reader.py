@@ -6,6 +6,7 @@ Files may be cut off, damaged or made up. Whatever is in them, reading takes bou
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ from engine.trace.trace_reader import TraceReader
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+    from engine.trace.marks import Marks
 
 
 class Recording(TraceReader):
@@ -65,6 +68,11 @@ class Recording(TraceReader):
             RecordingError: it is none, or empty, or cut off before its first step could be, or of a newer schema.
         """
         return Recording(Path(path))
+
+    @cached_property
+    def marks(self) -> Marks:
+        """The marks of its steps; read when they are asked for first."""
+        return self._layout.marks()
 
     def close(self) -> None:
         """Close the file."""

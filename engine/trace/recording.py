@@ -23,6 +23,7 @@ from engine.trace.file_format import (
     HEADER_TOPIC,
     INDEX_NAME,
     KEYFRAME_TOPIC,
+    MARKS_NAME,
     MAX_BLOCKS,
     PROFILE,
     SEGMENT_TOPIC,
@@ -32,6 +33,7 @@ from engine.trace.file_format import (
     VocabularyTable,
 )
 from engine.trace.keyframe import Keyframe
+from engine.trace.marks import MarkKind, MarkTable, marks_of
 from engine.trace.segment import MAX_PROMPT, MAX_ROWS, Segment, encode
 from engine.trace.state import PoolState
 from engine.trace.vocabulary import VocabularyWriter, encodable
@@ -92,6 +94,7 @@ class RecordingWriter:
         self._state = PoolState(header)
         self._segments: list[tuple[int, int, int, int, int]] = []
         self._keyframes: list[tuple[int, int, int]] = []
+        self._marks = bytearray()
         self._steps_at_keyframe = 0
         self._bytes_at_keyframe = 0
         self._keyframe_length = 0
@@ -237,6 +240,8 @@ class RecordingWriter:
         self._num_requests += len(segment.arrivals)
         for message in messages:
             self._state.apply(message)
+            if isinstance(message, StepTrace):
+                self._marks.append(marks_of(message))
         if self._keyframe_due(length):
             self._write_keyframe()
 
@@ -270,6 +275,7 @@ class RecordingWriter:
             keyframes=[pack(c if at == 2 else differences(c)) for at, c in enumerate(keyframes)],
         )
         self._attach(INDEX_NAME, index)
+        self._attach(MARKS_NAME, MarkTable(kinds=[kind.name.lower() for kind in MarkKind], flags=bytes(self._marks)))
         if len(self._segments) >= VOCABULARY_SEGMENTS:
             ids = pack(column(self._vocabulary.ids))
             self._attach(VOCABULARY_NAME, VocabularyTable(ids=ids, texts=self._vocabulary.texts))

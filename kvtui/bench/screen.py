@@ -24,6 +24,7 @@ from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.request import SamplingParams
 from engine.simulated import simulated_engine
 from engine.trace.events import BlockOp, Op, RequestArrived, StepTrace
+from engine.trace.marks import Marks
 from engine.trace.state import PoolState
 from engine.trace.step_columns import StepColumns
 from kvtui.app import KvtuiApp
@@ -65,6 +66,8 @@ class Still:
         self.state = PoolState(self.header)
         self.history = History()
         self._messages: list[TraceMessage] = []
+        self.marks = Marks()
+        self.window: tuple[int, int] | None = None
 
     def follow_engine(self) -> None:
         """Let the engine's own steps be what is drawn."""
@@ -110,6 +113,9 @@ class Still:
     def context(self, most: int) -> StepColumns:
         """It never jumps."""
         return StepColumns.of(self.state.step + 1, ())
+
+    def set_window(self, window: tuple[int, int] | None) -> None:
+        """Stays as it is."""
 
     def play(self) -> None:
         """Stays as it is."""

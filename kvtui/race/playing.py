@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.trace.events import RequestArrived, StepTrace
+from engine.trace.marks import Marks, marks_of
 from engine.trace.state import PoolState
 from engine.trace.step_columns import StepColumns
 from kvtui.history import History
@@ -81,11 +82,14 @@ class LanePlayer:
         self.paused = True
         self.speed = 1.0
         self.generation = 0
+        self.marks = Marks()
+        self.window: tuple[int, int] | None = None
         self._steps: list[StepTrace] = []
         self._arrivals: list[list[RequestArrived]] = [[]]
         for message in lane.messages:
             if isinstance(message, StepTrace):
                 self._steps.append(message)
+                self.marks.append(marks_of(message))
                 self._arrivals.append([])
             else:
                 self._arrivals[-1].append(message)
@@ -180,6 +184,9 @@ class LanePlayer:
 
     def seek(self, step: int) -> None:
         """The race moves it."""
+
+    def set_window(self, window: tuple[int, int] | None) -> None:
+        """Lanes are played once."""
 
     def set_speed(self, speed: float) -> None:
         """The race has the speed."""

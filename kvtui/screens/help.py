@@ -36,6 +36,9 @@ KEYS = (
     ("home end", "the first and the last step; so does a press on the bar at the bottom"),
     ("L", "back to the present of a live session, as end"),
     ("r", "play from the step that one looks back at, and hold it again"),
+    (", .", "the mark before and the next one on the bar at the bottom"),
+    ("m", "marks of all kinds, or of one: a press on its number beside the bar does the same"),
+    ("a b", "a window from, or to, the step shown: it is played again and again; c clears it"),
     ("[ ]", "slower, faster"),
     ("tab 1-9", "go to a panel: blocks, requests, pool, batch, text, log, prefix tree, old way, formulas"),
     ("F", "the formulas behind the figures, with the live numbers; again: back to the pool"),
@@ -60,6 +63,16 @@ KEYS = (
     ("ctrl+p", "every command by name"),
     ("q ctrl+q", "quit"),
 )
+
+
+MARKS = (
+    "a request was preempted",
+    "cached content was evicted",
+    "a request was refused, or failed",
+    "a block was copied on write, or swapped with the CPU",
+    "a request ended",
+)
+"""What the marks on the position bar say, in the order of `MarkKind`."""
 
 
 def help_text(palette: Palette, glyphs: Glyphs, block_size: int) -> Text:
@@ -96,6 +109,11 @@ def help_text(palette: Palette, glyphs: Glyphs, block_size: int) -> Text:
         text.append("  ")
         text.append(glyph, style)
         text.append(f"{' ' * (8 - len(glyph))}{words}\n", palette.text)
+    text.append("\nOn the bar at the bottom, where it happened:\n\n", palette.text)
+    for kind, words in enumerate(MARKS):
+        text.append("  ")
+        text.append(glyphs.step_marks[kind], palette.mark(kind))
+        text.append(f"       {words}\n", palette.text)
     text.append("\n")
     heading("Keys")
     for key, words in KEYS:

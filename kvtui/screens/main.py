@@ -112,6 +112,7 @@ class MainScreen(Screen[None]):
         #pool, #old-way, #formulas, #requests, #prefixes, #batch, #log, #inspector { height: 1fr; }
     }
     MainScreen.-narrow.-blocks-tab #inspector { height: 38%; min-height: 5; }
+    MainScreen > ToastRack { margin-bottom: 2; }
     MainScreen.-tiny {
         #body, #header, #footer, #tabs, #transport { display: none; }
         #too-small { display: block; }

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from engine.engine import PagedEngine
     from engine.loop import EngineLoop
     from engine.trace.events import TraceMessage
+    from engine.trace.marks import Marks
     from engine.trace.step_columns import StepColumns
 
 POLL_BUDGET_NS = 40_000_000
@@ -55,6 +56,7 @@ class LiveSource:
         self._past: Playback | None = None
         """Where one looks back; None while the newest step is shown."""
         self._past_speed = 1.0
+        self._window: tuple[int, int] | None = None
         self._engine_speed = 1.0
         self._jumps = 0
         self._step_ns = 0.0
@@ -78,6 +80,11 @@ class LiveSource:
     def first(self) -> int:
         """The first step that can still be shown."""
         return self.kept.first_step
+
+    @property
+    def marks(self) -> Marks:
+        """The marks of the trace so far."""
+        return self.kept.marks
 
     @property
     def length(self) -> int:
@@ -139,7 +146,7 @@ class LiveSource:
             past.error = None
             past.seek(self.kept.first_step)
             past.paused = not playing
-        elif playing and past.at_end:
+        elif playing and past.at_end and self._window is None:
             self.follow()  # Played up to the present: there it goes on by itself.
             return []
         return shown
@@ -205,12 +212,26 @@ class LiveSource:
             self._jumps += 1
             self._past = Playback(self.kept, step)
             self._past.speed = self._past_speed
+            self._past.set_window(self._window)
             self._past.pause()
         else:
             self._past.seek(step)
 
+    @property
+    def window(self) -> tuple[int, int] | None:
+        """The first and the last step of what is played again and again."""
+        return self._window
+
+    def set_window(self, window: tuple[int, int] | None) -> None:
+        """Play these steps of the past again and again; None: play on to the present."""
+        self._window = None if window is None else (min(window), max(window))
+        if self._past is not None:
+            self._past.set_window(self._window)
+
     def play(self) -> None:
-        """Let the past move on from where one looks at it; the present does so by itself."""
+        """Let the past move on from where one looks at it; the present does so by itself, unless there is a window."""
+        if self._past is None and self._window is not None:
+            self.seek(min(self._window[0], self.newest.step - 1))
         if self._past is not None:
             self._past.resume()
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from engine.trace.events import RequestArrived
+    from engine.trace.marks import Marks
     from engine.trace.state import PoolState
     from engine.trace.step_columns import StepColumns
 
@@ -22,6 +23,9 @@ MIN_SPEED, MAX_SPEED = 0.25, 16.0
 
 POLL_BUDGET_NS = 40_000_000
 """Longest that one poll folds; what is due beyond it waits, and the clock waits with it."""
+
+_REST_NS = 400_000_000
+"""How long the last step of a window is shown at least, before its first follows."""
 
 _MOST_STEPS_FOLDED = 256
 """A longer way forward is jumped."""
@@ -35,6 +39,9 @@ class PlayableTrace(Protocol):
 
     @property
     def first_step(self) -> int: ...  # noqa: D102 - see the class
+
+    @property
+    def marks(self) -> Marks: ...  # noqa: D102 - see the class
 
     def messages(self, start: int = 0, stop: int | None = None) -> Iterator[RequestArrived | StepTrace]: ...  # noqa: D102
 
@@ -56,6 +63,7 @@ class Playback:
         generation: Grows with every jump.
         paused: Whether the clock stands still.
         speed: Times the recorded time.
+        window: The first and the last step of what is played again and again; None: all is played, once.
         error: Why a part of the trace could not be shown, in one line.
     """
 
@@ -64,6 +72,7 @@ class Playback:
         self.generation = 0
         self.speed = 1.0
         self.paused = False
+        self.window: tuple[int, int] | None = None
         self.error: str | None = None
         self._clock = clock
         self._last_ns = clock()
@@ -81,6 +90,11 @@ class Playback:
     def position(self) -> int:
         """Index of the step shown."""
         return self.state.step
+
+    @property
+    def marks(self) -> Marks:
+        """The marks of the trace."""
+        return self.trace.marks
 
     @property
     def at_end(self) -> bool:
@@ -104,15 +118,30 @@ class Playback:
             self._due_ns -= int(elapsed * self.speed)
             deadline = now + POLL_BUDGET_NS
             while self._due_ns <= 0:
-                if not self._advance():
+                looping = self.window is not None and self.position >= self.window[1]
+                if not (self._to_window() if looping else self._advance()):
                     self.paused = True
                     break
                 self._due_ns += self._gap_ns()
-                if self._clock() > deadline:
+                if self.window is not None and self.position == self.window[1]:
+                    self._due_ns = max(self._due_ns, int(_REST_NS * self.speed))
+                if looping or self._clock() > deadline:
                     self._due_ns = max(self._due_ns, 0)
                     break
         steps, self._out = self._out, []
         return steps
+
+    def _to_window(self) -> bool:
+        """Go to the first step of the window."""
+        assert self.window is not None
+        due_ns, generation = self._due_ns, self.generation
+        self.seek(self.window[0])
+        self._due_ns = due_ns
+        return self.generation > generation
+
+    def set_window(self, window: tuple[int, int] | None) -> None:
+        """Play the steps from the first to the second of the window again and again; None: play on to the end."""
+        self.window = None if window is None else (min(window), max(window))
 
     def pause(self) -> None:
         """Stop the clock."""
@@ -120,7 +149,7 @@ class Playback:
 
     def resume(self) -> None:
         """Play on; from the start where the end is shown."""
-        if self.at_end and self.trace.num_steps > self.trace.first_step:
+        if self.at_end and self.window is None and self.trace.num_steps > self.trace.first_step:
             self.seek(self.trace.first_step - 1)
         self.paused = False
         self._due_ns = 0

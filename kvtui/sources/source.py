@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from engine.trace.events import Header, StepTrace
+    from engine.trace.marks import Marks
     from engine.trace.state import PoolState
     from engine.trace.step_columns import StepColumns
 
@@ -25,6 +26,8 @@ class Source(Protocol):
         paused: Whether `poll` brings nothing unless `step` or `seek` asks for it.
         speed: Times real time; a live engine's own pace is 1, and it can only be slower.
         generation: Grows when the state jumped instead of growing step by step: redraw everything.
+        marks: Where preemptions, evictions, refusals, copies and ends are.
+        window: The first and the last step of what `play` plays again and again; None: it plays on.
         error: Why the source ended badly, in one line.
     """
 
@@ -60,6 +63,12 @@ class Source(Protocol):
 
     @property
     def generation(self) -> int: ...  # noqa: D102 - see Attributes
+
+    @property
+    def marks(self) -> Marks: ...  # noqa: D102 - see Attributes
+
+    @property
+    def window(self) -> tuple[int, int] | None: ...  # noqa: D102 - see Attributes
 
     @property
     def error(self) -> str | None: ...  # noqa: D102 - see Attributes
@@ -106,6 +115,10 @@ class Source(Protocol):
 
     def set_speed(self, speed: float) -> None:
         """Play at so many times real time."""
+        ...
+
+    def set_window(self, window: tuple[int, int] | None) -> None:
+        """Choose what is played again and again, or nothing."""
         ...
 
     def close(self, timeout: float) -> bool:

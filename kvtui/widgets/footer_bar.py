@@ -55,6 +55,8 @@ class FooterBar(LinePanel, can_focus=False):
             hints.append(Hint("space", "resume" if source.paused else "pause", "toggle_pause"))
             hints.append(Hint(arrows, "step", "step(1)"))
             hints.append(Hint("[ ]", "speed", "faster"))
+        if source.looking_back or not source.live:
+            hints.append(Hint(", .", "marks", "mark(1)"))
         hints.append(Hint("?", "help", "help"))
         hints.append(Hint("/", "find", "find"))
         hints.append(Hint("tab", "panels", "next_panel"))

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
     from kvtui.glyphs import Glyphs
 
 
@@ -38,14 +45,42 @@ class PositionBar:
         at = min(max(0, cell), self.cells - 1)
         return self.first + round(at / (self.cells - 1) * (self.last - self.first))
 
-    def runs(self, glyphs: Glyphs) -> list[tuple[str, str]]:
-        """What is drawn, as pieces of text and the role of each: `done`, `head` or `ahead`."""
+    def runs(
+        self, glyphs: Glyphs, marks: Sequence[int] = (), window: tuple[int, int] | None = None
+    ) -> list[tuple[str, str]]:
+        """What is drawn, as pieces of text and the role of each.
+
+        Args:
+            glyphs: The set in use.
+            marks: For each cell the kind of the mark in it, or -1; empty where there is none at all.
+            window: Its first and last step.
+
+        Returns:
+            The roles are `done`, `head`, `ahead`, `window`, and `mark` with the number of a kind.
+        """
         if self.cells < 1:
             return []
         head = self.cell_of(self.position)
-        pieces = [
-            (glyphs.bar * head, "done"),
-            ("O" if glyphs.ascii else glyphs.live, "head"),
-            (glyphs.bar_empty * (self.cells - head - 1), "ahead"),
-        ]
-        return [piece for piece in pieces if piece[0]]
+        chars = [glyphs.bar] * head + [glyphs.bar_empty] * (self.cells - head)
+        roles = ["done"] * head + ["ahead"] * (self.cells - head)
+        for cell, kind in enumerate(marks):
+            if kind >= 0:
+                chars[cell], roles[cell] = glyphs.step_marks[kind], f"mark{kind}"
+        if window is not None:
+            for step, char in zip(window, glyphs.window, strict=True):
+                cell = self.cell_of(min(max(step, self.first), self.last))
+                chars[cell], roles[cell] = char, "window"
+        chars[head], roles[head] = "O" if glyphs.ascii else glyphs.live, "head"
+        pieces: list[tuple[str, str]] = []
+        for role, cells in groupby(range(self.cells), roles.__getitem__):
+            pieces.append(("".join(chars[cell] for cell in cells), role))
+        return pieces
+
+
+def rarest(flags: npt.NDArray[np.uint8], kinds: int, counts: Sequence[int]) -> list[int]:
+    """Each cell's kind of mark to draw: of those in it and among `kinds` (bits) the rarest in the trace; or -1."""
+    chosen = np.full(len(flags), -1, np.int8)
+    for kind in sorted(range(len(counts)), key=lambda kind: -counts[kind]):
+        if kinds >> kind & 1:
+            chosen[flags >> kind & 1 == 1] = kind
+    return chosen.tolist()

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from textual.message import Message
 
+from engine.trace.marks import MarkKind
 from kvtui.safe_text import width as cells_of
 from kvtui.widgets.line import Line
 from kvtui.widgets.line_panel import LinePanel
-from kvtui.widgets.position_bar import PositionBar
+from kvtui.widgets.position_bar import PositionBar, rarest
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from kvtui.view import View
 
 _SHORTEST_BAR = 8
+_ROOM_FOR_COUNTS = 118
+"""Cells from which on the numbers of marks are written beside the bar."""
 
 
 class SeekRequested(Message):
@@ -28,6 +31,14 @@ class SeekRequested(Message):
     def __init__(self, step: int) -> None:
         super().__init__()
         self.step = step
+
+
+class MarkKindPicked(Message):
+    """The user pointed at a kind of mark: that it be shown alone, or with all others again."""
+
+    def __init__(self, kind: int) -> None:
+        super().__init__()
+        self.kind = kind
 
 
 class Transport(LinePanel, can_focus=False):
@@ -40,7 +51,9 @@ class Transport(LinePanel, can_focus=False):
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:  # noqa: A002
         super().__init__(id=id, classes=classes)
         self._bar = PositionBar(0, 0, 0, 0)
-        self._bar_start = 0
+        self._bar_start = self._counts_start = 0
+        self._marks_for: tuple[int, ...] = ()
+        self._marks_drawn: list[int] = []
         self._dragging = False
         self._asked = -1
 
@@ -49,33 +62,50 @@ class Transport(LinePanel, can_focus=False):
         source = view.source
         sign, role = sign_of(view)
         places = places_of(view)
-        first, last = source.first, max(source.first, source.length - 1)
+        counts = counts_of(view, width)
         start = cells_of(sign) + 3
+        taken = start + sum(cells_of(text) + 1 for _, text, _ in counts) + (1 if counts else 0)
         for text in places:
-            cells = width - start - cells_of(text) - 3
+            cells = width - taken - cells_of(text) - 3
             if cells >= _SHORTEST_BAR:
                 break
-        cells = max(0, cells)
-        self._bar = PositionBar(cells, first, last, source.position)
-        self._bar_start = start
-        return [(sign, role, tuple(self._bar.runs(view.glyphs)), text)]
+        bar = PositionBar(max(0, cells), source.first, max(source.first, source.length - 1), source.position)
+        self._bar, self._bar_start = bar, start
+        self._counts_start = start + bar.cells + 2
+        return [(sign, role, tuple(bar.runs(view.glyphs, self._marks(view, bar), source.window)), counts, text)]
+
+    def _marks(self, view: View, bar: PositionBar) -> list[int]:
+        """The kind of mark in each cell of the bar; the same as long as nothing becomes known and nothing moves."""
+        marks, kinds = view.source.marks, view.mark_kinds
+        key = (marks.version, bar.first, bar.last, bar.cells, kinds)
+        if key != self._marks_for:
+            self._marks_for = key
+            self._marks_drawn = rarest(marks.cells(bar.first, bar.last, bar.cells), kinds, marks.counts)
+        return self._marks_drawn
 
     def draw(self, view: View, key: Hashable, width: int) -> Strip:
         """The line."""
         assert isinstance(key, tuple)
         palette = view.palette
-        styles = {"done": palette.accent, "head": palette.strong, "ahead": palette.faint}
-        sign, role, bar, text = key
+        styles = {"done": palette.accent, "head": palette.strong, "ahead": palette.faint, "window": palette.strong}
+        styles |= {f"mark{kind}": palette.mark(kind) for kind in MarkKind}
+        sign, role, bar, counts, text = key
         line = Line(width, palette.blank).gap().add(sign, palette.role(role)).gap(2)
         for piece, kind in bar:
             line.add(piece, styles[kind])
-        return line.gap(2).add(text, palette.text).strip()
+        line.gap(2)
+        for kind, piece, shown in counts:
+            line.add(piece, palette.mark(kind) if shown else palette.faint).gap()
+        return line.gap(1 if counts else 0).add(text, palette.text).strip()
 
     # -- acting --------------------------------------------------------------------------------------------------
 
     def on_mouse_down(self, event: events.MouseDown) -> None:
-        """Seek, and go on with the mouse until it is let go."""
-        if self._seek(event):
+        """Seek, and go on until the mouse is let go; a press on the number of a kind of mark shows that kind."""
+        kind = self._kind_at(event.x - self.gutter.left)
+        if kind is not None:
+            self.post_message(MarkKindPicked(kind))
+        elif self._seek(event):
             self._dragging = True
             self.capture_mouse()
 
@@ -89,6 +119,15 @@ class Transport(LinePanel, can_focus=False):
         if self._dragging:
             self._dragging = False
             self.release_mouse()
+
+    def _kind_at(self, x: int) -> int | None:
+        """The kind of mark whose number lies there."""
+        start = self._counts_start
+        for kind, text, _ in counts_of(self.view, self.size.width) if self.view is not None else ():
+            if start <= x < start + cells_of(text):
+                return kind
+            start += cells_of(text) + 1
+        return None
 
     def _seek(self, event: events.MouseEvent) -> bool:
         bar = self._bar
@@ -107,19 +146,35 @@ class Transport(LinePanel, can_focus=False):
 def sign_of(view: View) -> tuple[str, str]:
     """What moves, in a word or two, and its role."""
     source, glyphs = view.source, view.glyphs
-    speed = f"{source.speed:g}{glyphs.times}"
+    loop = " loop" if source.window is not None and not source.paused else ""
+    speed = f"{source.speed:g}{glyphs.times}{loop}"
     if source.looking_back:
         if source.paused:
             return f"{glyphs.arrow_left} PAST", "warning"
         return f"{glyphs.playing} PAST {speed}", "warning"
     if source.live:
-        slowed = "" if source.speed == 1 else f" {speed}"
+        slowed = "" if source.speed == 1 else f" {source.speed:g}{glyphs.times}"
         if source.engine_paused:
             return f"{glyphs.paused} ENGINE PAUSED{slowed}", "warning"
         return f"{glyphs.live} LIVE{slowed}", "good"
     if source.paused:
         return f"{glyphs.paused} paused {speed}", "warning"
     return f"{glyphs.playing} {speed}", "accent"
+
+
+def counts_of(view: View, width: int) -> tuple[tuple[int, str, bool], ...]:
+    """Each kind of mark, its glyph and in how many steps it is, and whether it is shown.
+
+    Where there is little room, only a kind that is shown alone.
+    """
+    counts, glyphs, shown = view.source.marks.counts, view.glyphs, view.mark_kinds
+    if width < _ROOM_FOR_COUNTS and shown.bit_count() != 1:
+        return ()
+    return tuple(
+        (int(kind), f"{glyphs.step_marks[kind]} {counts[kind]:,}", bool(shown >> kind & 1))
+        for kind in MarkKind
+        if width >= _ROOM_FOR_COUNTS or shown >> kind & 1
+    )
 
 
 def places_of(view: View) -> list[str]:
@@ -136,6 +191,8 @@ def places_of(view: View) -> list[str]:
     step = f"step {shown}" if source.live and not source.looking_back else f"{shown} / {last:,}"
     if source.live and not source.looking_back and last - position > 0:
         behind = f"{last - position:,} not drawn yet"
-    full = [part for part in (begins, step, behind, clock) if part]
+    known = source.marks.known
+    looking = f"marks {known:.0%}" if known < 1 else ""
+    full = [part for part in (looking, begins, step, behind, clock) if part]
     short = [part for part in (step, behind.removesuffix(" steps behind")) if part]
     return ["  ".join(full), "  ".join([step, behind, clock] if behind else [step, clock]), "  ".join(short), shown]

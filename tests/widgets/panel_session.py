@@ -12,6 +12,7 @@ from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.request import SamplingParams
 from engine.simulated import simulated_engine
 from engine.trace.events import StepTrace
+from engine.trace.marks import Marks, marks_of
 from engine.trace.state import PoolState
 from kvtui.glyphs import UNICODE
 from kvtui.history import History
@@ -65,6 +66,8 @@ class Session:
         self.history = History(history)
         self.names = Names()
         self.steps: list[StepTrace] = []
+        self.marks = Marks()
+        self.window: tuple[int, int] | None = None
         self._messages: list[object] = []
         self.engine.add_sink(self._messages.append)
 
@@ -93,6 +96,7 @@ class Session:
                 self.state.apply(message)
                 if isinstance(message, StepTrace):
                     self.history.append(message, self.state)
+                    self.marks.append(marks_of(message))
                     applied.append(message)
         self.steps += applied
         return applied
