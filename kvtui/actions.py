@@ -102,10 +102,6 @@ class Actions(TimeActions):
         """The block that is selected."""
         raise NotImplementedError
 
-    def draw(self) -> None:
-        """Hand the present view to the panels."""
-        raise NotImplementedError
-
     def redraw(self) -> None:
         """Draw everything anew."""
         raise NotImplementedError
@@ -166,22 +162,18 @@ class Actions(TimeActions):
     def action_grid_zoom(self, by: int) -> None:
         """Zoom the blocks about the cursor: negative is closer."""
         self.main.grid.zoom_by(by)
-        self.draw()
 
     def action_grid_whole(self) -> None:
         """Show the whole pool."""
         self.main.grid.show_whole_pool()
-        self.draw()
 
     def action_grid_order(self) -> None:
         """Order the blocks in another way."""
         self._say(f"blocks by {self.main.grid.next_order()}")
-        self.draw()
 
     def action_grid_pixels(self) -> None:
         """Draw pixels where a cell stands for many blocks, or glyphs again."""
         self._say(self.main.grid.toggle_pixels())
-        self.draw()
 
     def action_next_block(self, by: int) -> None:
         """Select the next block of the selected request, in the order of its table."""

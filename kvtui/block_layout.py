@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,20 @@ GROUP = 8
 """Cells between two gaps, so that the eye can count."""
 
 _MIN_WIDTH_FOR_ADDRESSES = 28
+
+
+class Scale(NamedTuple):
+    """What a cell of the grid is.
+
+    Attributes:
+        blocks: Blocks that it stands for.
+        pixels: Pixels stacked in it.
+        roomy: Whether cells stand apart.
+    """
+
+    blocks: int = 1
+    pixels: int = 1
+    roomy: bool = False
 
 
 @dataclass(frozen=True, slots=True)

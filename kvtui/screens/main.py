@@ -22,7 +22,7 @@ from kvtui.widgets.formula_sheet import FormulaSheet
 from kvtui.widgets.free_pool import FreePool
 from kvtui.widgets.header_bar import HeaderBar
 from kvtui.widgets.inspector import Inspector
-from kvtui.widgets.legend import Legend, Scale
+from kvtui.widgets.legend import Legend
 from kvtui.widgets.log_panel import LogPanel
 from kvtui.widgets.old_way import OldWay
 from kvtui.widgets.prefix_tree import PrefixPanel
@@ -125,7 +125,7 @@ class MainScreen(Screen[None]):
         self.tabs = TabBar()
         self.footer = FooterBar()
         self.grid = MovableGrid()
-        self.legend = Legend()
+        self.legend = Legend(lambda: self.grid.scale)
         self.inspector = Inspector()
         self.log_panel = LogPanel(id="log", classes="framed")
         self.transport = Transport(id="transport")
@@ -298,7 +298,6 @@ class MainScreen(Screen[None]):
         if title != self._title:
             self._title = title
             show_title(frame, Content(title))
-        self.legend.scale = Scale(self.grid.blocks_per_cell, self.grid.pixels_per_cell, self.grid.roomy)
         self.header.url = view.listen_url
         now = time.monotonic()
         urgent = reset or view.source.paused or not steps
@@ -325,6 +324,10 @@ class MainScreen(Screen[None]):
         for bar in (self.header, self.transport):
             if bar.is_on_screen and bar not in self._stale:
                 bar.update_view(view, (), False)
+
+    def on_block_grid_rescaled(self) -> None:
+        """Say what the grid's scale and order are now."""
+        self._catch_up()
 
     def _catch_up(self) -> None:
         """Draw panels that have just come into sight."""

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from rich.segment import Segment
 from textual.geometry import Size
+from textual.message import Message
 from textual.strip import Strip
 
 from kvtui import block_codes as bc
 from kvtui.block_flash import Flash, changes_of
-from kvtui.block_layout import BlockLayout, fitting_level, lay_out, levels_for
+from kvtui.block_layout import BlockLayout, Scale, fitting_level, lay_out, levels_for
 from kvtui.block_look import BlockLook, supports_pixels
 from kvtui.block_mix import BlockMix
 from kvtui.block_order import ADDRESS, OWNER, OrderKeeper
@@ -66,6 +67,9 @@ class BlockGrid(Panel):
     `kvtui.widgets.block_moves.MovableGrid` adds the keys and the mouse.
     """
 
+    class Rescaled(Message):
+        """Scale or order are others than before: what stands around the grid tells of them."""
+
     DEFAULT_CSS = """
     BlockGrid { scrollbar-size-vertical: 1; overflow-x: hidden; }
     """
@@ -96,14 +100,12 @@ class BlockGrid(Panel):
         return self._layout_now.level.blocks_per_cell if self._layout_now is not None else 1
 
     @property
-    def pixels_per_cell(self) -> int:
-        """2 where a cell is two pixels, each for half of its blocks; else 1."""
-        return self._layout_now.level.stacked if self._layout_now is not None else 1
-
-    @property
-    def roomy(self) -> bool:
-        """Whether cells stand apart."""
-        return self._layout_now is not None and self._layout_now.level.cell > 1
+    def scale(self) -> Scale:
+        """What a cell is at the present zoom."""
+        if self._layout_now is None:
+            return Scale()
+        level = self._layout_now.level
+        return Scale(level.blocks_per_cell, level.stacked, level.cell > 1)
 
     @property
     def order(self) -> str:
@@ -201,6 +203,8 @@ class BlockGrid(Panel):
             self._layout_now = layout
             self._look_now = None
             self._mix = None
+            if self.is_attached:
+                self.post_message(self.Rescaled())
         if not self._mapped:
             self._minimap.forget()
         self._window = None
@@ -339,8 +343,8 @@ class BlockGrid(Panel):
         cursor = self.view.selected_block
         at = -1 if cursor is None else self._order.place(cursor) // per_row
         return [
-            (f"{self._address(row * per_row):>{layout.gutter - 1}.{layout.gutter - 1}} ", row == at)
-            for row in range(window.first, window.stop)
+            (f"{text if len(text) < layout.gutter else '':>{layout.gutter - 1}} ", row == at)
+            for row, text in ((row, self._address(row * per_row)) for row in range(window.first, window.stop))
         ]
 
     def _address(self, place: int) -> str:
@@ -351,7 +355,7 @@ class BlockGrid(Panel):
         state, block = self.view.state, self._order.block(place)
         if self._order.order == OWNER:
             owner = int(state.owner[block])
-            return f"#{owner}" if owner >= 0 else ""
+            return f"#{owner}" if owner >= 0 else "cached" if state.key[block] else "free"
         touched = int(state.touched[block])
         return f"@{touched}" if touched >= 0 else ""
 
@@ -373,7 +377,7 @@ class BlockGrid(Panel):
         look = self._look_now
         if look is None:
             assert self.view is not None
-            look = BlockLook(self.view.palette, self.view.glyphs, self.roomy, self.pixels_per_cell)
+            look = BlockLook(self.view.palette, self.view.glyphs, self.scale.roomy, self.scale.pixels)
             self._look_now = look
             filters = () if not self.is_attached else self.get_line_filters()
             self._ink = Ink(look.segment, filters, self.background_colors[1], self.app.console)

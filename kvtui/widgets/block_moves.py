@@ -124,6 +124,7 @@ class MovableGrid(BlockGrid):
         self._recode()
         if self.view.selected_block is not None:
             self.reveal(self.view.selected_block)
+        self.post_message(self.Rescaled())
         return order
 
     # -- cursor and pan ----------------------------------------------------------------------------------------------

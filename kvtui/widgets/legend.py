@@ -10,25 +10,14 @@ from kvtui.widgets.line import Line
 from kvtui.widgets.line_panel import LinePanel
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.style import Style
     from textual import events
     from textual.strip import Strip
 
+    from kvtui.block_layout import Scale
     from kvtui.view import View
-
-
-class Scale(NamedTuple):
-    """What a cell of the grid is.
-
-    Attributes:
-        blocks: Blocks that it stands for.
-        pixels: Pixels stacked in it.
-        roomy: Whether cells stand apart.
-    """
-
-    blocks: int = 1
-    pixels: int = 1
-    roomy: bool = False
 
 
 class _Shown(NamedTuple):
@@ -42,21 +31,25 @@ class _Shown(NamedTuple):
 
 
 class Legend(LinePanel, can_focus=False):
-    """One line; what does not fit is left out from the right. The signs beside the scale zoom when clicked."""
+    """One line; what does not fit is left out from the right. The signs beside the scale zoom when clicked.
+
+    Args:
+        scale: Says what a cell of the grid is.
+    """
 
     DEFAULT_CSS = """
     Legend { height: 1; }
     """
 
-    def __init__(self) -> None:
+    def __init__(self, scale: Callable[[], Scale]) -> None:
         super().__init__(id="legend")
-        self.scale = Scale()
+        self._scale = scale
         self._zooms: tuple[int, int] = (-1, -1)
 
     def rows(self, view: View, width: int, height: int) -> list[_Shown]:
         """The one line there is."""
         state = view.state
-        return [_Shown(state.free, state.cached, state.used - state.shared, state.shared, self.scale)]
+        return [_Shown(state.free, state.cached, state.used - state.shared, state.shared, self._scale())]
 
     def draw(self, view: View, key: _Shown, width: int) -> Strip:  # type: ignore[override]
         """Scale first, then glyph, word and count of each state."""

@@ -86,7 +86,7 @@ def check_single_blocks(grid: MovableGrid, session: Session, glyphs, with_hues: 
         if block in seen:
             continue
         seen.add(block)
-        kind, value, hue = told_by(screen[y][x : x + 2], glyphs, grid.roomy)
+        kind, value, hue = told_by(screen[y][x : x + 2], glyphs, grid.scale.roomy)
         right_kind, right_value, right_hue = expected(session.state, block)
         assert kind == right_kind, f"block {block}"
         assert value is None or right_value in value, f"block {block}"

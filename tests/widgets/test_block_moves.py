@@ -216,7 +216,7 @@ async def test_pixels_show_two_units_a_cell_and_every_look_stands_for_one_state(
         assert grid.toggle_pixels().startswith("half blocks")
         while grid.blocks_per_cell > 2:
             await pilot.press("plus")
-        assert (grid.blocks_per_cell, grid.pixels_per_cell) == (2, 2)
+        assert (grid.blocks_per_cell, grid.scale.pixels) == (2, 2)
         layout = grid._layout_now
         look_of_state: dict[object, object] = {}
         for y in range(grid._num_lines):
