@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from engine.request import FinishReason
 from engine.trace.bottleneck import SETTINGS, Limit, limits_of
 from engine.trace.events import Reason
 
@@ -36,6 +37,8 @@ class Advice(NamedTuple):
         value: The limit's present value: blocks, sequences, tokens a step; 0 for NOTHING and BATCH.
         waiting: Requests that wait now.
         head: The request that waits for blocks, with how many it needs and how many are free; None where none does.
+        never_fit: Requests that were refused, since their prompt needs more blocks than the pool has, and the most
+            that one of them needs.
     """
 
     limit: Limit
@@ -46,6 +49,7 @@ class Advice(NamedTuple):
     value: int
     waiting: int
     head: tuple[int, int, int] | None
+    never_fit: tuple[int, int] = (0, 0)
 
 
 def advise(
@@ -57,6 +61,7 @@ def advise(
     batch: Column,
     tokens: Column,
     preemptions: Column,
+    never_fit: tuple[int, int] = (0, 0),
 ) -> Advice:
     """Find the limit that held somebody up in most of these steps; see `engine.trace.bottleneck.limits_of`.
 
@@ -68,12 +73,13 @@ def advise(
         batch: Likewise.
         tokens: Likewise.
         preemptions: Likewise.
+        never_fit: Requests that these steps refused for want of blocks, and the most that one of them needs.
     """
     found = limits_of(header, waiting=waiting, running=running, batch=batch, tokens=tokens, preemptions=preemptions)
     counts = np.bincount(found, minlength=len(Limit)).tolist()
     limit = Limit(max(range(1, len(Limit)), key=lambda code: counts[code]))
     if not counts[limit]:
-        limit = Limit.NOTHING
+        limit = Limit.BLOCKS if never_fit[0] else Limit.NOTHING
     values = {
         Limit.BLOCKS: header.num_blocks,
         Limit.SEQUENCES: header.max_num_seqs,
@@ -88,6 +94,7 @@ def advise(
         values.get(limit, 0),
         state.counters.waiting if state is not None else 0,
         _head(state) if state is not None and limit == Limit.BLOCKS else None,
+        never_fit,
     )
 
 
@@ -102,7 +109,25 @@ def advise_now(history: History, state: PoolState) -> Advice | None:
         (history.series(f"{phase}_tokens", first, stop) for phase in ("prefill", "recompute", "decode")),
         start=np.zeros(stop - first, np.int64),
     )
-    return advise(state.header, state, **series, tokens=tokens)
+    since = int(history.series("start_ns", first, first + 1)[0])
+    return advise(state.header, state, **series, tokens=tokens, never_fit=_never_fit(state, since))
+
+
+def blocks_of_prompt(num_tokens: int, block_size: int) -> int:
+    """Blocks that a prompt needs at least, with the first token after it."""
+    return -(-(num_tokens + 1) // block_size)
+
+
+def _never_fit(state: PoolState, since_ns: int) -> tuple[int, int]:
+    """Of the requests that ended since: how many were refused because the pool is too small, and the most needed."""
+    size, pool = state.header.block_size, state.header.num_blocks
+    needs = [
+        blocks_of_prompt(request.num_prompt_tokens, size)
+        for request in state.requests.values()
+        if request.finished_ns >= since_ns and request.finish_reason == FinishReason.REFUSED
+    ]
+    too_many = [count for count in needs if count > pool]
+    return len(too_many), max(too_many, default=0)
 
 
 def _head(state: PoolState) -> tuple[int, int, int] | None:
@@ -131,6 +156,11 @@ def advice_words(advice: Advice, name_of: Callable[[int], str] | None = None, la
         return [f"nothing: in {of} nobody waited", "nothing"]
     share = f"in {held:,} of {of}"
     setting = SETTINGS[limit]
+    move = f"raise {setting} (now {advice.value:,})"
+    refused, needs = advice.never_fit
+    if limit == Limit.BLOCKS and refused and held < refused:
+        what = f"blocks: {_counted(refused, 'request')} refused"
+        return [f"{what}, one needs {needs:,}; {move}", f"{what}; {move}", f"{what}; {setting}", f"blocks: {setting}"]
     if limit == Limit.BATCH:
         whole = f"the static batch {share}"
         return [f"{whole}: {advice.waiting:,} wait for its end; --policy paged would take them in", whole]
@@ -142,7 +172,6 @@ def advice_words(advice: Advice, name_of: Callable[[int], str] | None = None, la
         Limit.SEQUENCES: f"{advice.value:,} may run, {advice.waiting:,} wait",
         Limit.TOKENS: f"all {advice.value:,} were scheduled",
     }[limit]
-    move = f"raise {setting} (now {advice.value:,})"
     return [
         f"{what} {share}: {why}; {move}",
         f"{what} {share}: {why}; {setting}",
@@ -173,6 +202,8 @@ def advice_json(advice: Advice) -> dict[str, Any]:
         "steps_by_limit": {limit.name.lower(): advice.counts[limit] for limit in Limit},
         "setting": SETTINGS.get(advice.limit),
         "value": advice.value or None,
+        "never_fit": advice.never_fit[0],
+        "never_fit_needs": advice.never_fit[1] or None,
     }
 
 

@@ -64,6 +64,8 @@ def test_the_limit_that_was_met_most_often_is_named_with_its_setting_and_value()
         "steps_by_limit": {"nothing": 5, "blocks": 2, "sequences": 3, "tokens": 0, "batch": 0},
         "setting": "--max-num-seqs",
         "value": 8,
+        "never_fit": 0,
+        "never_fit_needs": None,
     }
 
 
@@ -90,6 +92,24 @@ def test_who_waits_for_blocks_is_named_with_what_it_needs_and_what_is_free():
     told = advice_words(advice, {1: "rag-1"}.get)[0]
     assert told == "blocks in 1 of the last 1 step: rag-1 needs 6, 4 free; raise --num-blocks (now 10)"
     assert advise_now(History(), PoolState(HEADER)) is None
+
+
+def test_requests_that_can_never_fit_are_counted_although_nobody_waits():
+    engine = simulated_engine(EngineConfig(cache=CacheConfig(4, 5)))
+    messages = []
+    engine.add_sink(messages.append)
+    for length in (8, 30, 22):
+        engine.add_request(list(range(length)), SamplingParams(max_tokens=2))
+    while engine.has_work:
+        engine.step()
+    state, history = PoolState(engine.header), History()
+    for message in messages[1:]:
+        state.apply(message)
+        if isinstance(message, StepTrace):
+            history.append(message, state)
+    advice = advise_now(history, state)
+    assert (advice.limit, advice.never_fit) == (Limit.BLOCKS, (2, 8))
+    assert advice_words(advice)[0] == "blocks: 2 requests refused, one needs 8; raise --num-blocks (now 5)"
 
 
 def test_only_the_last_steps_count_as_the_present():

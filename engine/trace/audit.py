@@ -49,6 +49,7 @@ class Audit:
         decisions: Decisions by their verb.
         peak_used: Most blocks in use after a step.
         regret_blocks: See `PoolState.regret_blocks`.
+        never_fit: Requests whose prompt needs more blocks than the pool has, and the most that one of them needs.
         levels: Five numbers a step: requests waiting, running, in its batch; tokens scheduled, and preemptions.
         check_interval: All invariants were checked after every so many steps, and after the last.
         violations: The earliest broken invariants.
@@ -72,6 +73,7 @@ class Audit:
     peak_running: int = 0
     peak_waiting: int = 0
     regret_blocks: int = 0
+    never_fit: tuple[int, int] = (0, 0)
     levels: array[int] = field(default_factory=lambda: array("q"))
     check_interval: int = 1
     violations: list[Violation] = field(default_factory=list)
@@ -100,6 +102,9 @@ def audit(recording: Recording) -> Audit:
             if not isinstance(message, StepTrace):
                 found.num_requests += 1
                 found.prompt_tokens += len(message.prompt_token_ids)
+                needs = -(-(len(message.prompt_token_ids) + 1) // recording.header.block_size)
+                if needs > recording.header.num_blocks:
+                    found.never_fit = (found.never_fit[0] + 1, max(found.never_fit[1], needs))
                 continue
             _count(found, message, state)
             found.ops.update(map(_OP_NAMES.__getitem__, (op[0] for op in message.ops)))

@@ -216,6 +216,7 @@ def _advice(recording: Recording, found: Audit) -> Advice:
         batch=batch,
         tokens=tokens,
         preemptions=preemptions,
+        never_fit=found.never_fit,
     )
 
 

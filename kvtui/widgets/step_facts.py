@@ -133,7 +133,7 @@ def queue_heading(view: View, width: int) -> list[Row]:
     separator: Span = (f" {view.glyphs.dot} ", "faint")
     spans: list[Span] = [("taken next", "strong"), separator, (f"{state.free + state.cached:,}", "text")]
     spans.extend([(" in the queue", "muted"), separator, (f"{state.cached:,}", "text")])
-    spans.append((" of them hold content that is lost when they are taken", "muted"))
+    spans.append((" with content that is lost then", "muted"))
     return flowing(groups(spans, separator), separator, width)
 
 
