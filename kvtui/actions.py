@@ -132,6 +132,10 @@ class Actions(TimeActions):
         """Go to a panel by its number."""
         self.main.open_tab(number - 1)
 
+    def action_prefix_request(self) -> None:
+        """Go to a request that uses the selected prefix."""
+        self.main.prefixes.action_go_to_request()
+
     def action_formulas(self) -> None:
         """Show the formulas; where they are in front already, the pool that they are about."""
         focused = self.main.focused

@@ -9,6 +9,7 @@ by the blocks that differ. It is the same whichever way the state was reached.
 from __future__ import annotations
 
 import enum
+import time
 from bisect import bisect_left, insort
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,12 @@ from engine.trace.events import Op
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    import numpy.typing as npt
+
     from engine.trace.events import Header, StepTrace
     from engine.trace.state import PoolState
+
+    Blocks = npt.NDArray[np.int64]
 
 
 class Place(enum.IntEnum):
@@ -36,6 +41,8 @@ class Place(enum.IntEnum):
 
 _ALLOCATE, _SHARE, _HASH, _RELEASE, _EVICT = (int(op) for op in (Op.ALLOCATE, Op.SHARE, Op.HASH, Op.RELEASE, Op.EVICT))
 _SWAP_OUT, _SWAP_IN, _DROP = int(Op.SWAP_OUT), int(Op.SWAP_IN), int(Op.DROP)
+_AT_ONCE = 1024
+"""Blocks that are taken in between two looks at the clock."""
 _TOUCHES = frozenset({_ALLOCATE, _SHARE, _HASH, _RELEASE, _EVICT})
 
 
@@ -56,8 +63,8 @@ class Node:
     def __init__(self, key: int, parent: int) -> None:
         self.key = key
         self.parent = parent
-        self.blocks: list[int] = []
-        self.cpu_blocks: list[int] = []
+        self.blocks: tuple[int, ...] = ()
+        self.cpu_blocks: tuple[int, ...] = ()
         self.place = Place.CPU
         self.run: Run
         self.at = 0
@@ -131,48 +138,76 @@ class PrefixTree:
                     cpu_touched.add(a)
         if touched or cpu_touched:
             n, cpu = state.header.num_blocks, state.header.num_cpu_blocks
-            self._take_in(state, [b for b in touched if 0 <= b < n], [b for b in cpu_touched if 0 <= b < cpu])
+            self._take_in(state, _inside(touched, n), _inside(cpu_touched, cpu))
 
-    def jump(self, state: PoolState) -> None:
-        """Take in whatever is different; time proportional to the pool, in numpy, and to what differs."""
+    def jump(self, state: PoolState, budget_s: float = float("inf")) -> bool:
+        """Take in whatever is different; time proportional to the pool, in numpy, and to what differs.
+
+        Args:
+            state: Where to be.
+            budget_s: Stop once this much time has passed; another call goes on.
+
+        Returns:
+            Whether everything is taken in.
+        """
+        deadline = time.monotonic() + budget_s
         differs = (self._key != state.key) | (self._used != (state.refs > 0)) | (self._hits != state.hits)
-        self._take_in(state, np.flatnonzero(differs).tolist(), np.flatnonzero(self._cpu_key != state.cpu_key).tolist())
+        blocks = np.flatnonzero(differs)
+        cpu_blocks = np.flatnonzero(self._cpu_key != state.cpu_key)
+        if budget_s == float("inf"):
+            self._take_in(state, blocks, cpu_blocks)
+            return True
+        while True:
+            self._take_in(state, blocks[:_AT_ONCE], cpu_blocks[:_AT_ONCE])
+            blocks, cpu_blocks = blocks[_AT_ONCE:], cpu_blocks[_AT_ONCE:]
+            if not len(blocks) and not len(cpu_blocks):
+                return True
+            if time.monotonic() > deadline:
+                return False
 
-    def _take_in(self, state: PoolState, blocks: list[int], cpu_blocks: list[int]) -> None:
-        # What is new comes in before what is gone goes out: a content that only moved keeps its place.
-        gone: list[tuple[Node, int, bool]] = []
-        changed: dict[int, None] = {}
-        logical, keys = state.logical, state.key
-        for block in sorted(blocks, key=lambda b: (logical[b], b)):
-            old, new = int(self._key[block]), int(keys[block])
-            self._used[block] = state.refs[block] > 0
-            self._hits[block] = state.hits[block]
-            if old != new:
-                self._key[block] = new
-                if old and old in self.nodes:
-                    gone.append((self.nodes[old], block, False))
-                if new:
-                    self._node(new, int(state.parent[block])).blocks.append(block)
-            changed[new] = changed[old] = None
-        for block in cpu_blocks:
-            old, new = int(self._cpu_key[block]), int(state.cpu_key[block])
-            if old != new:
-                self._cpu_key[block] = new
-                if old and old in self.nodes:
-                    gone.append((self.nodes[old], block, True))
-                if new:
-                    self._node(new, int(state.cpu_parent[block])).cpu_blocks.append(block)
-            changed[new] = changed[old] = None
-        for node, block, on_cpu in gone:
-            (node.cpu_blocks if on_cpu else node.blocks).remove(block)
-        for key in changed:
-            changed_node = self.nodes.get(key)
-            if changed_node is None:
+    def _take_in(self, state: PoolState, blocks: Blocks, cpu_blocks: Blocks) -> None:
+        # What is new comes in before what is gone goes out: a content that only moved keeps its place. And parents
+        # come in first, so that fewer have to wait for them.
+        blocks = blocks[np.argsort(state.logical[blocks], kind="stable")]
+        gone: list[tuple[Node, int]] = []
+        gone_cpu: list[tuple[Node, int]] = []
+        old_keys, keys = self._key[blocks].tolist(), state.key[blocks].tolist()
+        parents = state.parent[blocks].tolist()
+        self._key[blocks] = state.key[blocks]
+        self._used[blocks] = state.refs[blocks] > 0
+        self._hits[blocks] = state.hits[blocks]
+        nodes = self.nodes
+        for block, old, new, parent in zip(blocks.tolist(), old_keys, keys, parents, strict=True):
+            if old == new:
                 continue
-            if changed_node.blocks or changed_node.cpu_blocks:
-                self._settle(changed_node)
+            if old in nodes:
+                gone.append((nodes[old], block))
+            if new:
+                node = self._node(new, parent)
+                node.blocks = (*node.blocks, block)
+        old_cpu_keys, cpu_keys = self._cpu_key[cpu_blocks].tolist(), state.cpu_key[cpu_blocks].tolist()
+        cpu_parents = state.cpu_parent[cpu_blocks].tolist()
+        self._cpu_key[cpu_blocks] = state.cpu_key[cpu_blocks]
+        for block, old, new, parent in zip(cpu_blocks.tolist(), old_cpu_keys, cpu_keys, cpu_parents, strict=True):
+            if old == new:
+                continue
+            if old in nodes:
+                gone_cpu.append((nodes[old], block))
+            if new:
+                node = self._node(new, parent)
+                node.cpu_blocks = (*node.cpu_blocks, block)
+        for node, block in gone:
+            node.blocks = tuple(b for b in node.blocks if b != block)
+        for node, block in gone_cpu:
+            node.cpu_blocks = tuple(b for b in node.cpu_blocks if b != block)
+        for key in dict.fromkeys((*keys, *old_keys, *cpu_keys, *old_cpu_keys)):
+            changed = nodes.get(key)
+            if changed is None:
+                continue
+            if changed.blocks or changed.cpu_blocks:
+                self._settle(changed)
             else:
-                self._remove(changed_node)
+                self._remove(changed)
 
     def _settle(self, node: Node) -> None:
         """Count a node where it belongs now, and move its run to its place among its siblings."""
@@ -332,6 +367,11 @@ class PrefixTree:
         while run is not None:
             yield run
             run = self.after(run)
+
+
+def _inside(blocks: set[int], stop: int) -> Blocks:
+    """Those that exist: a made-up trace names any."""
+    return np.array([block for block in blocks if 0 <= block < stop], np.int64)
 
 
 def blocks_of(nodes: Sequence[Node]) -> list[int]:

@@ -916,3 +916,19 @@ async def test_f_shows_the_formulas_in_the_place_of_the_pool_and_the_pool_again(
             await frame(pilot)
             titles = [t for t in ("─ The old way", "─ Formulas", "─ Free pool") if t in text_of(live.app)]
             assert titles == [title]
+
+
+async def test_the_footer_says_what_enter_does_with_a_selected_prefix_and_can_be_clicked() -> None:
+    live = Live()
+    live.ask(2)
+    async with live.app.run_test(size=(80, 24)) as pilot:
+        live.run(8)
+        await frame(pilot)
+        await pilot.press("7", "down")
+        await frame(pilot)
+        last = screen_lines(live.app)[-1]
+        assert "enter its requests" in last
+        await pilot.click("#footer", offset=(last.index("its requests"), 0))
+        await frame(pilot)
+        assert live.app.view().selected_request is not None
+        assert "─ Requests" in text_of(live.app)

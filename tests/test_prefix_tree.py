@@ -12,6 +12,7 @@ from engine.request import SamplingParams
 from engine.simulated import simulated_engine
 from engine.trace.events import StepTrace
 from engine.trace.state import PoolState
+from kvtui import prefix_tree
 from kvtui.prefix_tree import Place, PrefixTree, blocks_of
 
 
@@ -182,9 +183,9 @@ def drawn(tree):
     st.lists(st.tuples(st.integers(0, 2), st.integers(1, 12), st.integers(1, 9)), min_size=3, max_size=20),
 )
 def test_the_tree_is_the_published_blocks_and_the_same_whichever_way_one_came(seed, num_blocks, cpu_blocks, requests):
-    tree = None
+    tree = slow = None
     for state, steps in followed(seed, num_blocks, cpu_blocks, requests):
-        tree = tree or PrefixTree(state.header)
+        tree, slow = tree or PrefixTree(state.header), slow or PrefixTree(state.header)
         tree.follow(state, steps)
         there = [(node, run) for run in tree.runs() for node in run.nodes]
         assert sorted(b for node, _ in there for b in node.blocks) == np.flatnonzero(state.key).tolist()
@@ -205,3 +206,8 @@ def test_the_tree_is_the_published_blocks_and_the_same_whichever_way_one_came(se
         fresh = PrefixTree(state.header)
         fresh.jump(state)
         assert drawn(fresh) == drawn(tree)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(prefix_tree, "_AT_ONCE", 3)
+            while not slow.jump(state, budget_s=0):
+                pass
+        assert drawn(slow) == drawn(tree)

@@ -41,6 +41,7 @@ KEYS = (
     ("a b", "a window from, or to, the step shown: it is played again and again; c clears it"),
     ("[ ]", "slower, faster"),
     ("tab 1-9", "go to a panel: blocks, requests, pool, batch, text, log, prefix tree, old way, formulas"),
+    ("", "in the prefix tree: enter goes to the requests that use the prefix, + and - unfold and fold"),
     ("F", "the formulas behind the figures, with the live numbers; again: back to the pool"),
     ("h j k l", "move the cursor over the blocks; a click does the same"),
     ("up down", "move within the panel that has the focus"),

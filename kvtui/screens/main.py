@@ -128,6 +128,7 @@ class MainScreen(Screen[None]):
         self.legend = Legend(lambda: self.grid.scale)
         self.inspector = Inspector()
         self.log_panel = LogPanel(id="log", classes="framed")
+        self.prefixes = PrefixPanel(id="prefixes", classes="framed")
         self.transport = Transport(id="transport")
         self.tab = 0
         self.wide = True
@@ -157,7 +158,7 @@ class MainScreen(Screen[None]):
                 yield FormulaSheet(id="formulas", classes="framed")
             with Vertical(id="right"):
                 yield RequestTable(id="requests", classes="framed")
-                yield PrefixPanel(id="prefixes", classes="framed")
+                yield self.prefixes
                 yield BatchTimeline(id="batch", classes="framed")
                 yield self.log_panel
         yield self.transport
@@ -179,8 +180,9 @@ class MainScreen(Screen[None]):
 
     @property
     def behind(self) -> bool:
-        """Whether an unhurried panel has not been told of the last steps yet."""
-        return any(later.steps for later in self._later.values())
+        """Whether an unhurried panel has not been told of the last steps yet, or one in sight still reads the cache."""
+        reading = self.prefixes.behind and self.prefixes.is_on_screen
+        return reading or any(later.steps for later in self._later.values())
 
     def hurry(self) -> None:
         """Make unhurried panels due now."""

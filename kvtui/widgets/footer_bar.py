@@ -62,13 +62,17 @@ class FooterBar(LinePanel, can_focus=False):
         hints.append(Hint("tab", "panels", "next_panel"))
         if source.live:
             hints.append(Hint("[ ]", "speed", "faster"))
+        if view.selected_prefix is not None:
+            hints.insert(2, Hint("enter", "its requests", "prefix_request"))
         if self.goes_back:
             hints.insert(2, Hint("esc", "back", "deselect"))
-        elif view.selected_request is not None or view.selected_block is not None:
+        elif any(x is not None for x in (view.selected_request, view.selected_block, view.selected_prefix)):
             hints.append(Hint("esc", "deselect", "deselect"))
         else:
             hints.append(Hint("hjkl", "pick a block", "pick_block"))
         hints.extend([Hint("ctrl+p", "commands", "command_palette"), Hint("t", "theme", "next_theme")])
+        hints.extend([Hint("7", "prefix tree", "panel(7)"), Hint("8", "old way", "panel(8)")])
+        hints.append(Hint("F", "formulas", "formulas"))
         hints.extend([Hint("+ -", "zoom", "grid_zoom(-1)"), Hint("o", "order", "grid_order")])
         return hints
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from kvtui.view import View
 
 _WIDE = 70
+_BUDGET_S = 0.02
+"""Longest that one frame reads the cache for."""
 _DEEPEST = 12
 """Levels that are drawn; deeper ones stand at this one, with their level as a number."""
 _LONGEST_PIECE = 64
@@ -84,6 +86,8 @@ class PrefixPanel(WheelScrolled, LinePanel):
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:  # noqa: A002
         super().__init__(id=id, classes=classes)
         self.prefixes: PrefixTree | None = None
+        self.behind = False
+        """Whether a part of a large cache is still to be read: the next frame goes on with it."""
         self._of: PoolState | None = None
         self._folded: set[int] = set()
         self._top: int | None = None
@@ -100,18 +104,20 @@ class PrefixPanel(WheelScrolled, LinePanel):
         if self.prefixes is None or self._of is None or self._of.header is not state.header:
             self.prefixes = PrefixTree(state.header)
             reset = True
-        if reset or self._of is not state:
-            self.prefixes.jump(state)
+        if reset or self._of is not state or self.behind:
+            self.behind = not self.prefixes.jump(state, _BUDGET_S)
         else:
             self.prefixes.follow(state, steps)
         self._of = state
-        self._folded.intersection_update(self.prefixes.nodes)
+        if self._folded:
+            self._folded = {key for key in self._folded if key in self.prefixes.nodes}
         self._light(view)
         self._title_of(view, self.prefixes)
 
     def _title_of(self, view: View, tree: PrefixTree) -> None:
         glyphs, counts = view.glyphs, tree.counts
-        parts = [f"{counts[Place.USED]:,} in use", f"{counts[Place.CACHED]:,} cached"]
+        parts = [f"reading the cache {glyphs.ellipsis}"] if self.behind else []
+        parts += [f"{counts[Place.USED]:,} in use", f"{counts[Place.CACHED]:,} cached"]
         if view.state.header.num_cpu_blocks:
             parts.append(f"{counts[Place.CPU]:,} on the CPU")
         rate = view.history.prefix_hit_rate
