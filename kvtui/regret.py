@@ -9,15 +9,15 @@ if TYPE_CHECKING:
 
 
 def regret_words(request: RequestState, block_size: int) -> str | None:
-    """Such as `a prefix of 96 tokens was evicted 41 steps before: 6 blocks computed again`; None where nothing was."""
+    """Such as `96 tokens of its prefix were evicted 41 steps before …: 6 blocks computed again`; None without any."""
     blocks = request.regret_blocks
     if not blocks:
         return None
     ago = max(0, request.admitted_step - request.regret_step)
     when = f"{_counted(ago, 'step')} before it was admitted" if ago else "in the step that admitted it"
-    return (
-        f"{blocks * block_size:,} tokens of its prefix were evicted {when}: {_counted(blocks, 'block')} computed again"
-    )
+    last = ", the last of them " if blocks > 1 else " "
+    tokens = f"{blocks * block_size:,} tokens of its prefix were evicted"
+    return f"{tokens}{last}{when}: {_counted(blocks, 'block')} computed again"
 
 
 def session_regret_words(state: PoolState) -> str | None:

@@ -22,6 +22,8 @@ GRID_ROWS = 32
 """Rows of the grid at most; in larger pools a cell stands for several blocks."""
 TABLE_BLOCKS = 12
 """Blocks of a table that are listed, before the last ones and an ellipsis."""
+QUEUE = 8
+"""Blocks at the head of the free queue that are listed; JSON has all of them."""
 FINISHED = 8
 """Finished requests that are listed, the latest."""
 
@@ -56,6 +58,9 @@ def state_lines(state: PoolState, glyphs: Glyphs) -> list[str]:
     if step is not None and step.decisions:
         lines += ["", "decided in this step"]
         lines += [f"  {clean(explain.long(decision), ascii_only=glyphs.ascii)}" for decision in step.decisions]
+    taken_next = _queue_text(state, glyphs)
+    if taken_next:
+        lines += ["", f"taken next: {taken_next}"]
     lines += ["", *grid_lines(state, glyphs)]
     broken = check(state) + state.violations
     if broken:
@@ -77,6 +82,21 @@ def _request_lines(live: list[RequestState], glyphs: Glyphs) -> list[str]:
             f"{f'{request.num_computed}/{request.num_tokens}':>11}  {len(request.table):>6}  {table}".rstrip()
         )
     return lines
+
+
+def _queue_text(state: PoolState, glyphs: Glyphs) -> str:
+    """The head of the free queue, each block with whose content is lost when it is taken."""
+    if state.header.policy != "paged":
+        return ""
+    blocks = state.free_queue(QUEUE).tolist()
+    told = [
+        f"{block} (#{int(state.last_owner[block])}'s place {int(state.logical[block])})"
+        if state.key[block]
+        else f"{block}"
+        for block in blocks
+    ]
+    more = state.free + state.cached - len(blocks)
+    return ", ".join(told) + (f" {glyphs.ellipsis} {more:,} more" if more > 0 else "")
 
 
 def _number(request: RequestState) -> str:
@@ -160,6 +180,8 @@ def state_json(state: PoolState) -> dict[str, Any]:
                 for name in ("owner", "logical", "refs", "filled", "key", "last_owner", "last_op", "touched")
             },
         },
+        "free_queue": state.free_queue(state.header.num_blocks).tolist(),
+        "regret_blocks": state.regret_blocks,
         "requests": [
             {
                 "request": request.request,

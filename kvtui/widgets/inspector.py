@@ -21,7 +21,7 @@ from kvtui.widgets.line import Line
 from kvtui.widgets.line_panel import LinePanel
 from kvtui.widgets.request_facts import latency_rows, request_rows
 from kvtui.widgets.spans import LABEL, Entry, Row, called
-from kvtui.widgets.step_facts import queue_entries, queue_heading, step_rows
+from kvtui.widgets.step_facts import QUEUE, queue_entries, queue_heading, step_rows
 from kvtui.widgets.transport import SeekRequested
 from kvtui.widgets.wheel import WheelScrolled
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from textual.strip import Strip
 
     from engine.trace.events import StepTrace
-    from engine.trace.state import RequestState
+    from engine.trace.state import PoolState, RequestState
     from kvtui.view import View
 
 LINGER_SECONDS = 2.5
@@ -50,6 +50,8 @@ _LISTS = (LIFE, DECISIONS, NEXT)
 _WRAPS_FROM_HEIGHT = 5
 _STEP_FROM_HEIGHT = 9
 _ONE_LINE = 1000
+_LARGE_POOL = 65_536
+_QUEUE_SECONDS = 0.5
 
 
 class Inspector(WheelScrolled, LinePanel):
@@ -84,6 +86,7 @@ class Inspector(WheelScrolled, LinePanel):
         """Lines in front of the list."""
         self._list_room = 0
         self._comes_back = False
+        self._found_queue: tuple[float, PoolState | None, list[int]] = (0.0, None, [])
 
     # -- whom it is about ----------------------------------------------------------------------------------------
 
@@ -177,7 +180,7 @@ class Inspector(WheelScrolled, LinePanel):
         if page == STEP:
             return step_rows(view, width)[:height]
         if page == NEXT:
-            return self._list_rows(view, queue_heading(view, width), queue_entries(view), height)
+            return self._list_rows(view, queue_heading(view, width), queue_entries(view, self._queue(view)), height)
         if page == LIFE and view.selected_block is not None:
             return self._life_rows(view, view.selected_block, width, height)
         subject = self.subject(view)
@@ -185,6 +188,15 @@ class Inspector(WheelScrolled, LinePanel):
         if page == DECISIONS and request is not None:
             return self._decision_rows(view, request, width, height)
         return self._request_page(view, request, width, height)
+
+    def _queue(self, view: View) -> list[int]:
+        """The head of the free queue; of a large pool not found anew in every frame."""
+        header, now = view.state.header, self._clock()
+        found_at, state, queue = self._found_queue
+        if state is not view.state or header.num_blocks <= _LARGE_POOL or now - found_at > _QUEUE_SECONDS:
+            queue = view.state.free_queue(QUEUE).tolist()
+            self._found_queue = (now, view.state, queue)
+        return queue
 
     def _request_page(self, view: View, request: RequestState | None, width: int, height: int) -> list[Row]:
         """The facts on top, the text below them, its end in sight."""

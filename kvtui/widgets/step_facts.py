@@ -12,7 +12,7 @@ from kvtui.safe_text import clean
 from kvtui.widgets.spans import LABEL, Entry, called, flowing, groups
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from engine.trace.events import Decision, StepTrace
     from kvtui.view import View
@@ -137,14 +137,19 @@ def queue_heading(view: View, width: int) -> list[Row]:
     return flowing(groups(spans, separator), separator, width)
 
 
-def queue_entries(view: View) -> list[Entry]:
-    """The blocks that are taken next, in order, each with whose content is lost then."""
+def queue_entries(view: View, queue: Sequence[int]) -> list[Entry]:
+    """The blocks that are taken next, in order, each with whose content is lost then.
+
+    Args:
+        view: For the state.
+        queue: The head of the free queue, as `PoolState.free_queue` finds it.
+    """
     state, glyphs = view.state, view.glyphs
     if state.header.policy != "paged":
         return []
     entries: list[Entry] = []
     digits = len(str(state.header.num_blocks - 1))
-    for at, block in enumerate(state.free_queue(QUEUE).tolist(), 1):
+    for at, block in enumerate(queue, 1):
         row: list[Span] = [(f"{at:>3}. ", "faint"), (f"block {block:>{digits}} ", "text")]
         if not int(state.key[block]):
             row.append((f"{glyphs.free} free", "muted"))

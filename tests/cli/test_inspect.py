@@ -121,6 +121,17 @@ def test_the_state_at_a_step_shows_requests_blocks_and_decisions(sound):
         assert (cell == str(refs)) == (refs > 1)
 
 
+def test_the_state_at_a_step_says_which_blocks_are_taken_next_and_whose_content_is_lost(sound):
+    blocks = json.loads(inspect(sound, "--step", "-1", "--json").stdout)
+    queue, keys, owners = blocks["free_queue"], blocks["blocks"]["key"], blocks["blocks"]["last_owner"]
+    assert len(queue) == blocks["blocks"]["cached"] + blocks["blocks"]["free"] > 8
+    line = next(line for line in inspect(sound, "--step", "-1").stdout.splitlines() if line.startswith("taken next: "))
+    told = line.removeprefix("taken next: ").partition(" …")[0].split(", ")
+    assert [int(words.split()[0]) for words in told] == queue[:8]
+    for words, block in zip(told, queue, strict=False):
+        assert (f"(#{owners[block]}'s place" in words) == (keys[block] != 0)
+
+
 def test_the_grid_of_a_large_pool_has_a_cell_for_several_blocks(tmp_path):
     build = TraceBuilder(make_header(num_blocks=10_000))
     build.arrive(0)

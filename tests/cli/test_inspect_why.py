@@ -152,7 +152,9 @@ def test_a_prompt_whose_prefix_was_evicted_says_when_and_how_much_was_computed_a
         decisions=[admitted],
     )
     path = write(tmp_path / "regret.mcap", build.header, build.messages)
-    told = "8 tokens of its prefix were evicted 5 steps before it was admitted: 2 blocks computed again"
+    told = (
+        "8 tokens of its prefix were evicted, the last of them 5 steps before it was admitted: 2 blocks computed again"
+    )
     assert told in inspect(path, "--request", "2").stdout
     assert "2 evicted blocks computed again, 8 prompt tokens" in inspect(path).stdout
     assert json.loads(inspect(path, "--json").stdout)["counts"]["regret_blocks"] == 2
