@@ -86,6 +86,8 @@ class BlockGrid(Panel):
         self._mix: BlockMix | None = None
         self._minimap = Minimap()
         self._mapped = False
+        self._height = 0
+        """Lines of the panel as it was laid out. Asking Textual for it costs as much as drawing a row."""
         self._window: _Window | None = None
         self._units: NDArray[np.uint16] = np.zeros(0, dtype=np.uint16)
         self._chars: NDArray[np.uint32] = np.zeros((0, 0), dtype=np.uint32)
@@ -186,7 +188,9 @@ class BlockGrid(Panel):
     def _lay_out(self) -> None:
         if self.view is None:
             return
-        width, height = (max(1, cells) for cells in self._room)
+        room = self._room
+        self._height = room.height
+        width, height = max(1, room.width), max(1, room.height)
         num_blocks = self.view.state.header.num_blocks
         pixels = self._pixels and supports_pixels(self.view.palette, self.view.glyphs)
         levels = levels_for(num_blocks, pixels)
@@ -213,7 +217,7 @@ class BlockGrid(Panel):
     @property
     def _num_lines(self) -> int:
         """Lines of the panel that show blocks."""
-        return max(0, self.scrollable_content_region.height - self._mapped)
+        return max(0, self._height - self._mapped)
 
     def _in_sight(self, block: int) -> bool:
         if self._layout_now is None:
@@ -366,7 +370,7 @@ class BlockGrid(Panel):
         first, stop = (unit * blocks for unit in window.units)
         stop = min(stop, num_blocks)
         words = f"{first:,} to {stop - 1:,} of {num_blocks:,}"
-        width, hues = self.scrollable_content_region.width, len(view.palette.hues)
+        width, hues = window.layout.width, len(view.palette.hues)
         if self._minimap.look_at(view.state, self._order, hues, width, (first, stop), words):
             self.refresh_lines(window.top + self._num_lines)
 
@@ -418,7 +422,7 @@ class BlockGrid(Panel):
         """Whether a row is not wider than the panel."""
         assert self._layout_now is not None
         used = self._layout_now.gutter + len(self._layout_now.cell_of_char)
-        return used <= self.scrollable_content_region.width
+        return used <= self._layout_now.width
 
     def render_line(self, y: int) -> Strip:
         """One line, in the panel's coordinates."""
@@ -429,7 +433,7 @@ class BlockGrid(Panel):
         if self._window is None or self._window.layout is not layout or self._window.top != self.scroll_offset.y:
             self._recode()
         blank = Strip.blank(region.width, view.palette.blank)
-        if self._mapped and y == region.height - 1:
+        if self._mapped and y == self._num_lines:
             strip = self._minimap.strip(view.palette, view.glyphs) or blank
             return strip.adjust_cell_length(region.width, view.palette.blank)
         window = self._window
