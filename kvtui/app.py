@@ -107,7 +107,8 @@ class KvtuiApp(Actions):
         self._selected_block: int | None = None
         self._selected_prefix: int | None = None
         self._prefix_blocks: tuple[int, ...] = ()
-        self._generation = source.generation
+        self._generation = source.generation if source.position < 0 else -1
+        """Of the last picture; one that begins in the middle of a trace has the steps before it to read."""
         self._pace = Pace()
         self.painter = Painter(self)
         self._reset = True

@@ -932,3 +932,19 @@ async def test_the_footer_says_what_enter_does_with_a_selected_prefix_and_can_be
         await frame(pilot)
         assert live.app.view().selected_request is not None
         assert "─ Requests" in text_of(live.app)
+
+
+async def test_a_recording_that_is_opened_in_the_middle_shows_the_steps_before(tmp_path) -> None:
+    live = Live()
+    writer = RecordingWriter(tmp_path / "middle.mcap", live.engine.header)
+    live.engine.add_sink(writer)
+    live.ask(3)
+    live.run(20)
+    writer.close()
+    with Recording.open(tmp_path / "middle.mcap") as recording:
+        source = RecordingSource(recording, 12)
+        source.pause()
+        app = KvtuiApp(source, theme="dark")
+        async with app.run_test(size=(160, 45)) as pilot:
+            await frame(pilot)
+            assert len(app.history) == 13
