@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.app import SystemCommand
@@ -11,7 +13,7 @@ from kvtui.themes import PREFIX
 from kvtui.time_actions import TIME_BINDINGS, TimeActions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from textual.binding import BindingType
     from textual.screen import Screen
@@ -26,6 +28,9 @@ _KEY_NAMES = {
     "left_square_bracket": "[",
     "slash": "/",
     "question_mark": "?",
+    "plus": "+",
+    "minus": "-",
+    "equals_sign": "=",
 }
 
 
@@ -35,10 +40,12 @@ class Actions(TimeActions):
     Attributes:
         palette: The theme in use.
         palettes: All themes by name.
+        remapped: Id of an action to the user's own keys for it.
     """
 
     palette: Palette
     palettes: dict[str, Palette]
+    remapped: Mapping[str, str] = MappingProxyType({})
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit", "Quit", id="app.quit"),
@@ -71,6 +78,7 @@ class Actions(TimeActions):
         Binding("v", "inspector_page", "Inspector: another page", id="app.inspector-page"),
         Binding("y", "copy", "Copy what the inspector shows", id="app.copy"),
         Binding("t", "next_theme", "Next theme", id="app.theme"),
+        Binding("s", "save_picture", "Save what is shown as an SVG picture", id="app.picture"),
         Binding("l", "panel(6)", "Log", id="app.log-letter"),
         Binding("question_mark,f1", "help", "Help", id="app.help"),
     ]
@@ -113,7 +121,8 @@ class Actions(TimeActions):
             assert isinstance(binding, Binding)
             if binding.action not in seen:
                 seen.add(binding.action)
-                yield SystemCommand(binding.description, f"key {_shown(binding.key)}", self._runner(binding.action))
+                keys = self.remapped.get(binding.id or "", binding.key)
+                yield SystemCommand(binding.description, f"key {shown_keys(keys)}", self._runner(binding.action))
         for palette in self.palettes.values():
             name = palette.name
             yield SystemCommand(f"Theme: {name}", "colours", lambda name=name: self.set_theme(name))
@@ -123,6 +132,29 @@ class Actions(TimeActions):
             self.call_later(self.run_action, action)
 
         return run
+
+    def keys_for(self, action: str, otherwise: str) -> str:
+        """The user's own keys for an action, as they are shown, or what is shown for it otherwise."""
+        for binding in self.BINDINGS:
+            if isinstance(binding, Binding) and binding.action == action and binding.id in self.remapped:
+                return shown_keys(self.remapped[binding.id or ""])
+        return otherwise
+
+    def action_save_picture(self) -> None:
+        """Write the screen into the working folder; no file is written over."""
+        step = max(0, self.source.position)
+        for n in range(1, 1000):
+            path = Path(f"kvtui-step-{step}{'' if n == 1 else f'-{n}'}.svg")
+            try:
+                with path.open("x", encoding="utf-8") as file:
+                    file.write(self.export_screenshot(title="kvtui"))
+            except FileExistsError:
+                continue
+            except OSError as error:
+                self.notify(f"no picture was written to {path}: {error.strerror}", severity="error", markup=False)
+                return
+            self._say(f"{path} written")
+            return
 
     async def action_quit(self) -> None:
         """Leave at once."""
@@ -240,6 +272,6 @@ class Actions(TimeActions):
         self._say(f"theme {name}")
 
 
-def _shown(keys: str) -> str:
+def shown_keys(keys: str) -> str:
     """The keys of a binding as they are printed on them."""
     return " or ".join(_KEY_NAMES.get(key, key) for key in keys.split(","))

@@ -26,6 +26,7 @@ from kvtui.pace import Pace
 from kvtui.paint import Painter
 from kvtui.palette import Palette, ThemeError, load_palettes
 from kvtui.screens.main import MainScreen
+from kvtui.settings import Settings, glyphs_with
 from kvtui.terminal import driver_for, drop_pending_writes, pending_writes, terminal_problem
 from kvtui.themes import PREFIX, Colorless, PlainScrollBar, textual_theme, variables_of
 from kvtui.view import BlockSelected, PrefixSelected, RequestSelected, View
@@ -63,6 +64,7 @@ class KvtuiApp(Actions):
         theme: Name of a packaged theme.
         ascii_only: Draw with ASCII alone; chosen by itself where the locale knows no Unicode.
         capture: Lines that the process prints, for the log panel.
+        settings: The user's own; what is given beside them goes before them.
         driver_class: For tests and `run_app`.
 
     Raises:
@@ -81,10 +83,12 @@ class KvtuiApp(Actions):
         theme: str | None = None,
         ascii_only: bool = False,
         capture: OutputCapture | None = None,
+        settings: Settings | None = None,
         driver_class: type[Driver] | None = None,
     ) -> None:
         self._mono = bool(os.environ.get("NO_COLOR"))
-        self.palettes = load_palettes(self._mono)
+        self.palettes = load_palettes(self._mono, settings.themes if settings else None)
+        theme = theme or (settings.theme if settings else None)
         if theme is not None and theme not in self.palettes:
             raise ThemeError(f"there is no theme named {theme!r}: choose one of {', '.join(self.palettes)}")
         self.palette: Palette = self.palettes[theme] if theme else next(iter(self.palettes.values()))
@@ -96,7 +100,13 @@ class KvtuiApp(Actions):
         self.theme = PREFIX + self.palette.name
         self.source = source
         self.listen_url = listen_url
-        self.glyphs = choose_glyphs(ascii_only)
+        self.glyphs = choose_glyphs(ascii_only or (settings is not None and settings.ascii))
+        self.hidden: frozenset[str] = frozenset()
+        if settings is not None:
+            self.glyphs = glyphs_with(settings, self.glyphs)
+            self.hidden = settings.hide
+            self.remapped = dict(settings.keys)
+            self.set_keymap(self.remapped)
         ScrollBar.renderer = PlainScrollBar if self.glyphs.ascii else ScrollBarRender
         self.history = History()
         self.names = Names()
@@ -109,7 +119,7 @@ class KvtuiApp(Actions):
         self._prefix_blocks: tuple[int, ...] = ()
         self._generation = source.generation if source.position < 0 else -1
         """Of the last picture; one that begins in the middle of a trace has the steps before it to read."""
-        self._pace = Pace()
+        self._pace = Pace(frame_rate=settings.frame_rate) if settings and settings.frame_rate else Pace()
         self.painter = Painter(self)
         self._reset = True
         self._changed = True
@@ -122,7 +132,7 @@ class KvtuiApp(Actions):
 
     def get_default_screen(self) -> Screen[Any]:
         """The dashboard itself."""
-        return MainScreen()
+        return MainScreen(self.hidden)
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         """Our CSS variables, for themes that do not bring them."""
@@ -358,6 +368,7 @@ def run_app(
     listen_url: str | None = None,
     theme: str | None = None,
     ascii: bool = False,  # noqa: A002
+    settings: Settings | None = None,
     before_exit: Callable[[], None] | None = None,
 ) -> int:
     """Draw a source until the user quits, and give the terminal back whatever happens.
@@ -367,6 +378,7 @@ def run_app(
         listen_url: Where requests can be sent to, shown while there are none.
         theme: Name of a packaged theme.
         ascii: Draw with ASCII alone.
+        settings: The user's own.
         before_exit: Called when the screen is gone: the place to close recordings. The process may end right after
             it, where the engine is stuck in a step.
 
@@ -389,6 +401,7 @@ def run_app(
             theme=theme,
             ascii_only=ascii,
             capture=capture,
+            settings=settings,
             driver_class=driver_for(capture.terminal, capture.mark),
         )
         app.run()

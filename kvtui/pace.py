@@ -30,23 +30,30 @@ class Pace:
     Args:
         clock: Seconds that only grow.
         cpu_clock: Seconds of processor time of the calling thread.
+        frame_rate: The most frames a second.
+
+    Attributes:
+        tick_seconds: How often to ask whether a frame is due.
     """
 
-    tick_seconds = TICK_SECONDS
-
     def __init__(
-        self, clock: Callable[[], float] = time.monotonic, cpu_clock: Callable[[], float] = time.thread_time
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        cpu_clock: Callable[[], float] = time.thread_time,
+        frame_rate: float = 1 / BEST_SECONDS,
     ) -> None:
+        self._best = 1 / frame_rate
+        self.tick_seconds = min(TICK_SECONDS, self._best / 2)
         self._clock = clock
         self._cpu_clock = cpu_clock
         self._drew_at = float("-inf")
         self._cpu_at_frame: float | None = None
         self._cost = 0.0
-        self.interval = BEST_SECONDS
+        self.interval = self._best
 
     def due(self) -> bool:
         """Whether it is time for a frame. Half a tick early is on time, or every frame would come a tick late."""
-        return self._clock() - self._drew_at >= self.interval - TICK_SECONDS / 2
+        return self._clock() - self._drew_at >= self.interval - self.tick_seconds / 2
 
     def hurry(self) -> None:
         """Make a frame due now: the user waits for an answer."""
@@ -57,6 +64,6 @@ class Pace:
         cpu = self._cpu_clock()
         if self._cpu_at_frame is not None:
             self._cost += ((cpu - self._cpu_at_frame) - self._cost) * _SMOOTHING
-            self.interval = min(WORST_SECONDS, max(BEST_SECONDS, self._cost / MOST_OF_A_CORE))
+            self.interval = min(WORST_SECONDS, max(self._best, self._cost / MOST_OF_A_CORE))
         self._cpu_at_frame = cpu
         self._drew_at = self._clock()

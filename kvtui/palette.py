@@ -311,8 +311,12 @@ def _palette_of(path: Path, table: dict[str, object], mono: bool) -> Palette:
 DEFAULT_THEME = "dark"
 
 
-def load_palettes(mono: bool = False) -> dict[str, Palette]:
-    """All packaged themes by name, the default first.
+def load_palettes(mono: bool = False, own: Path | None = None) -> dict[str, Palette]:
+    """All themes by name, the default first.
+
+    Args:
+        mono: Without any colour.
+        own: A folder with the user's own, which may stand for packaged ones of the same name; it need not exist.
 
     Raises:
         ThemeError: If one of them cannot be used, or none is there.
@@ -321,4 +325,6 @@ def load_palettes(mono: bool = False) -> dict[str, Palette]:
     palettes = {path.stem: load_palette(path, mono) for path in sorted(folder.glob("*.toml"))}
     if DEFAULT_THEME not in palettes:
         raise ThemeError(f"no {DEFAULT_THEME}.toml in {folder}: kvtui is not installed completely; reinstall it")
+    if own is not None:
+        palettes.update({path.stem: load_palette(path, mono) for path in sorted(own.glob("*.toml"))})
     return {DEFAULT_THEME: palettes.pop(DEFAULT_THEME), **palettes}

@@ -72,6 +72,7 @@ def examine() -> Iterator[Finding]:
     yield _cache_folder()
     yield _recordings()
     yield from _terminal()
+    yield _settings()
     yield _port()
 
 
@@ -193,6 +194,17 @@ def _terminal() -> Iterator[Finding]:
             yield Finding("terminal", "ok", found, hint)
     yield _colours()
     yield _characters()
+
+
+def _settings() -> Finding:
+    from kvtui.settings import SettingsError, load_settings
+
+    try:
+        settings = load_settings()
+    except SettingsError as error:
+        return Finding("settings", "warn", "cannot be used", str(error))
+    there = settings.path.is_file()
+    return Finding("settings", "ok", str(settings.path) if there else f"none ({settings.path} would be read)")
 
 
 def _colours() -> Finding:

@@ -20,7 +20,16 @@ INTERRUPTED = 130
 """Exit code: ended by ctrl+c."""
 
 _USED_WRONGLY = frozenset(
-    {"ConfigError", "RecordingError", "WorkloadError", "ServerError", "UsageError", "RequestError"}
+    {
+        "ConfigError",
+        "RecordingError",
+        "WorkloadError",
+        "ServerError",
+        "UsageError",
+        "RequestError",
+        "SettingsError",
+        "ThemeError",
+    }
 )
 """Exceptions, by name so that nothing is imported for it, that say what the user can change. Their text is one line."""
 

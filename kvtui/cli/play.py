@@ -27,9 +27,11 @@ def play_command(
 
     Example: kvtui play session.mcap --speed 4 --start 200
     """
+    from kvtui.cli.own_settings import settings_for
     from kvtui.cli.recordings import find_recording, listing, packaged_recordings
     from kvtui.terminal import terminal_problem
 
+    settings = settings_for(theme)
     if recording is None:
         packaged = packaged_recordings()
         if not packaged:
@@ -55,6 +57,6 @@ def play_command(
     source.set_speed(speed)
     if paused:
         source.pause()
-    code = run_app(source, theme=theme, ascii=ascii_only)
+    code = run_app(source, theme=theme, ascii=ascii_only, settings=settings)
     if code:
         raise typer.Exit(code)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from engine.engine import PagedEngine
     from engine.trace.events import TraceMessage
     from kvtui.cli.session import Bound
+    from kvtui.settings import Settings
     from kvtui.workloads.workload import Workload
 
 DEFAULT_WORKLOAD = "chat"
@@ -257,6 +258,7 @@ def run_command(
         ),
         seed=seed,
     )
+    from kvtui.cli.own_settings import settings_for
     from kvtui.cli.session import ListenOn, bind_listener, open_engine, open_recording, prepared
 
     if listen is not None and no_listen:
@@ -266,7 +268,7 @@ def run_command(
             if given:
                 raise UsageError(f"{flag} goes with --headless: add it, or leave {flag} out")
         _require_terminal()
-    _require_theme(theme)
+    settings = settings_for(theme)
     asked = prepared(workload, rate=rate, num=num, seed=seed, max_model_len=config.scheduler.max_model_len)
     if headless and asked is None and listen is None:
         raise UsageError("there would be nothing to do: give a --workload, or an address to --listen on")
@@ -288,7 +290,9 @@ def run_command(
         serving = bound is not None and not exit_when_done
         _headless(engine, asked, bound, record, serving=serving, steps=steps, as_json=as_json)
     else:
-        _on_screen(engine, asked, bound, record, once=once, steps=steps, theme=theme, ascii_only=ascii_only)
+        _on_screen(
+            engine, asked, bound, record, once=once, steps=steps, theme=theme, ascii_only=ascii_only, settings=settings
+        )
 
 
 def _model_len(model: str, asked: int | None) -> int:
@@ -303,16 +307,6 @@ def _require_terminal() -> None:
     problem = terminal_problem()
     if problem is not None:
         raise UsageError(problem)
-
-
-def _require_theme(theme: str | None) -> None:
-    if theme is None:
-        return
-    from kvtui.palette import load_palettes
-
-    names = load_palettes()
-    if theme not in names:
-        raise UsageError(f"there is no theme named {theme!r}: choose one of {', '.join(names)}")
 
 
 def _headless(
@@ -369,6 +363,7 @@ def _on_screen(
     steps: int | None,
     theme: str | None,
     ascii_only: bool,
+    settings: Settings,
 ) -> None:
     from engine.loop import EngineLoop
     from engine.trace.events import StepTrace
@@ -400,7 +395,11 @@ def _on_screen(
         loop.stop()
         attached.close()
 
-    _leave(run_app(source, listen_url=attached.public_url, theme=theme, ascii=ascii_only, before_exit=close))
+    _leave(
+        run_app(
+            source, listen_url=attached.public_url, theme=theme, ascii=ascii_only, settings=settings, before_exit=close
+        )
+    )
 
 
 def _leave(code: int) -> NoReturn:

@@ -61,6 +61,7 @@ KEYS = (
     ("enter o", "in its lists: go to that moment or block; look further back"),
     ("y", "copy what the inspector shows"),
     ("t", "next theme"),
+    ("s", "save what is shown as an SVG picture"),
     ("ctrl+p", "every command by name"),
     ("q ctrl+q", "quit"),
 )

@@ -80,6 +80,9 @@ class MainScreen(Screen[None]):
     """The panels, and which of them are in sight.
 
     The first `update` draws everything; panels out of sight are left alone until they are shown.
+
+    Args:
+        hidden: Ids of panels that are left out where all are shown together, until they are asked for.
     """
 
     SCOPED_CSS = False
@@ -119,7 +122,7 @@ class MainScreen(Screen[None]):
     }
     """
 
-    def __init__(self) -> None:
+    def __init__(self, hidden: frozenset[str] = frozenset()) -> None:
         super().__init__()
         self.header = HeaderBar(id="header")
         self.tabs = TabBar()
@@ -136,6 +139,7 @@ class MainScreen(Screen[None]):
         self.log_open = False
         self.in_place = {place[0] for place in _PLACES}
         """Of the panels that share a place, those that have it."""
+        self._hidden = hidden
         self._inspected_from: int | None = None
         self._panels: list[Panel] = []
         self._stale: set[Panel] = set()
@@ -207,7 +211,7 @@ class MainScreen(Screen[None]):
             )
         shown = set(_SHOWN_IN_TAB[self.tab])
         sharing = {name for place in _PLACES for name in place}
-        away = (sharing - self.in_place) | (set() if self.log_open else {"log"})
+        away = (sharing - self.in_place) | (set() if self.log_open else {"log"}) | self._hidden
         for name in (*_LEFT, "requests", "prefixes", "batch", "log"):
             self.query_one(f"#{name}").display = name not in away if self.wide else name in shown
         self.query_one("#left").display = self.wide or bool(shown & _LEFT)
@@ -263,6 +267,7 @@ class MainScreen(Screen[None]):
         for place in _PLACES:
             if _FOCUS_OF_TAB[tab] in place:
                 self.in_place = self.in_place - set(place) | {_FOCUS_OF_TAB[tab]}
+        self._hidden -= {_FOCUS_OF_TAB[tab]}
         self.place_panels()
         target = self.query_one(f"#{_FOCUS_OF_TAB[tab]}")
         if target.display:
