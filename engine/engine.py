@@ -68,7 +68,12 @@ class PagedEngine:
         self.runner = runner
         self.codec = codec
         self.max_model_len = min(config.scheduler.max_model_len, runner.max_model_len)
-        self.scheduler = scheduler_for(config, max_model_len=self.max_model_len, eos_token_ids=runner.eos_token_ids)
+        self.scheduler = scheduler_for(
+            config,
+            max_model_len=self.max_model_len,
+            eos_token_ids=runner.eos_token_ids,
+            window=runner.model_info.sliding_window,
+        )
         if config.scheduler.preemption == "auto" and config.cache.num_cpu_blocks:
             self.scheduler.preemption_costs = runner.preemption_costs()
         self.on_work: Callable[[], None] | None = None

@@ -164,6 +164,7 @@ class SimulatedRunner:
         seconds_per_token: float = 0.0,
         eos_rate: float = 0.0,
         max_model_len: int = 2**31 - 1,
+        sliding_window: int = 0,
     ) -> None:
         """Make one for a pool of the configured size.
 
@@ -173,6 +174,7 @@ class SimulatedRunner:
             seconds_per_token: And for each token in its batch.
             eos_rate: Share of tokens that are the end of the output, 0 to 1.
             max_model_len: As a model's positions would limit it.
+            sliding_window: Cells that the next token is found from, at least 2; 0 for all.
         """
         self.block_size = config.cache.block_size
         self.memory = np.zeros(config.cache.num_blocks * self.block_size, dtype=np.uint64)
@@ -186,10 +188,11 @@ class SimulatedRunner:
         self._seconds_per_token = seconds_per_token
         self._eos_below = int(eos_rate * 2**32)
         self._weights = np.arange(1, 1025, 2, dtype=np.uint64)
-        self.model_info = _model_with(config.cache.kv_dtype)
+        self._window = sliding_window
+        self.model_info = msgspec.structs.replace(_model_with(config.cache.kv_dtype), sliding_window=sliding_window)
 
     def execute(self, output: SchedulerOutput) -> list[int | None]:
-        """Write the batch's cells, then read each sequence that samples back as a whole.
+        """Write the batch's cells, then read each sequence that samples back, as far as its window goes.
 
         Raises:
             RunnerError: a request reads a cell that was never written, or has no token to compute.
@@ -236,8 +239,9 @@ class SimulatedRunner:
             raise RunnerError(f"request {request_id} is in the batch without a token to compute", [request_id])
         before = 1
         if position:
-            before = int(memory[table[(position - 1) // size] * size + (position - 1) % size])
-            if before == _UNWRITTEN:
+            block = table[(position - 1) // size]
+            before = int(memory[block * size + (position - 1) % size])
+            if block < 0 or before == _UNWRITTEN:
                 raise self._unwritten(share, position - 1)
         for token_id in share.token_ids:
             before = _mix(before ^ _mix(token_id)) or 1
@@ -247,14 +251,18 @@ class SimulatedRunner:
     def _next_token(self, share: ScheduledRequest, request: Request) -> int:
         size = self.block_size
         num_tokens = share.computed_before + share.num_scheduled
-        table = np.asarray(share.block_ids[: -(-num_tokens // size)])
-        cells = self.memory.reshape(-1, size)[table].reshape(-1)[:num_tokens]
+        first = max(0, num_tokens - self._window) if self._window else 0
+        skipped = first // size * size
+        table = np.asarray(share.block_ids[first // size : -(-num_tokens // size)])
+        if (table < 0).any():
+            raise self._unwritten(share, skipped + size * int(np.argmin(table)))
+        cells = self.memory.reshape(-1, size)[table].reshape(-1)[first - skipped : num_tokens - skipped]
         if not cells.all():
-            raise self._unwritten(share, int(np.argmin(cells != _UNWRITTEN)))
+            raise self._unwritten(share, first + int(np.argmin(cells != _UNWRITTEN)))
         if len(self._weights) < num_tokens:
             self._weights = np.arange(1, 4 * num_tokens, 2, dtype=np.uint64)
         # Odd weights, so that no cell can change without changing the sum (modulo 2^64).
-        content = int((cells * self._weights[:num_tokens]).sum(dtype=np.uint64))
+        content = int((cells * self._weights[first:num_tokens]).sum(dtype=np.uint64))
         params = request.params
         seed = self._seed
         if params.temperature > 0:

@@ -61,8 +61,12 @@ def paged_attention(
         if start == end:
             continue
         seq_len = int(metadata.host_seq_lens[i])
-        blocks = metadata.block_table[i, : -(-seq_len // metadata.block_size)].long()
-        keys, values = gather_kv(metadata.kv_cache, layer, blocks, seq_len)
+        # Blocks behind the window of the first row may be others' by now.
+        behind = max(0, seq_len - (end - start) - sliding_window + 1) if sliding_window is not None else 0
+        first = behind // metadata.block_size
+        blocks = metadata.block_table[i, first : -(-seq_len // metadata.block_size)].long()
+        skipped = first * metadata.block_size
+        keys, values = gather_kv(metadata.kv_cache, layer, blocks, seq_len - skipped)
         out[start:end] = _attend(query[start:end], keys, values, scale, sliding_window, softcap, sinks).to(query.dtype)
     return out
 

@@ -8,7 +8,7 @@ from engine.core.block_hash import block_digest, root_digest
 from engine.core.block_pool import BlockPool
 from engine.core.cpu_pool import CpuPool
 from engine.core.scheduler_output import BlockCopy
-from engine.trace.events import Op
+from engine.trace.events import NO_BLOCK, Op
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,10 +28,13 @@ class KVCacheManager:
         block_size: Tokens a block holds.
         prefix_caching: Whether full blocks are published and looked for.
         cpu: The CPU pool, where there is one.
+        window: Tokens that attention looks back at most, the newest included; 0 where it sees all of them. Blocks
+            wholly behind it are released as a request goes on: their places in its table hold `NO_BLOCK`.
+        max_found: With a window, the most blocks that are found for a request.
         shared_tails: Requests that may share a partly filled last block, as forks do: who writes next copies it.
     """
 
-    def __init__(self, config: CacheConfig, pool: BlockPool | None = None) -> None:
+    def __init__(self, config: CacheConfig, pool: BlockPool | None = None, *, window: int = 0) -> None:
         self.pool = pool or BlockPool(config.num_blocks)
         self.block_size = config.block_size
         self.prefix_caching = config.prefix_caching
@@ -39,7 +42,10 @@ class KVCacheManager:
         if config.num_cpu_blocks:
             self.cpu = CpuPool(config.num_cpu_blocks, self.pool)
             self.pool.on_evict = self.cpu.offload
+        self.window = window
+        self.max_found = self.pool.num_blocks
         self.shared_tails: set[int] = set()
+        self._num_behind: dict[int, int] = {}
         self._tables: dict[int, list[int]] = {}
         self._num_published: dict[int, int] = {}
         self._digests: dict[int, list[bytes]] = {}
@@ -47,6 +53,16 @@ class KVCacheManager:
     def num_blocks_for(self, num_tokens: int) -> int:
         """Blocks that a sequence of this many tokens takes."""
         return -(-num_tokens // self.block_size)
+
+    def most_held(self, num_tokens: int, chunk: int) -> int:
+        """Blocks that a sequence of this many tokens holds at once, computed in chunks of at most so many tokens."""
+        blocks = self.num_blocks_for(num_tokens)
+        # A stretch of n tokens touches one block more than it fills, where it begins in the middle of one.
+        return min(blocks, self.num_blocks_for(self.window - 1 + chunk) + 1) if self.window else blocks
+
+    def num_behind(self, request_id: int) -> int:
+        """Places at the front of the request's table whose blocks were released, being behind the window."""
+        return self._num_behind.get(request_id, 0)
 
     def block_table(self, request_id: int) -> list[int]:
         """The request's blocks in logical order. The manager's own list, to read only: it grows as the request does."""
@@ -86,18 +102,23 @@ class KVCacheManager:
         return swapped.num_tokens if swapped is not None else 0
 
     def _most_found(self, request: Request) -> int:
-        """Blocks that can be found for a request at most: of one that was swapped out, only those that it had."""
-        return (self.num_swapped_tokens(request) or request.num_tokens - 1) // self.block_size
+        """Blocks that can be found for a request at most: of one that was swapped out, only those that it had.
+
+        With a window a sequence may be longer than the pool, whose last blocks are kept for what is to be computed.
+        """
+        most = (self.num_swapped_tokens(request) or request.num_tokens - 1) // self.block_size
+        return min(most, self.max_found) if self.window else most
 
     def swap_out(self, request: Request) -> int:
         """Copy the request's computed tokens to the CPU pool; its blocks are still to be freed.
 
         Returns:
-            How many blocks went there: 0 where they do not fit, or nothing is computed.
+            How many blocks went there: 0 where they do not fit, nothing is computed, or some of them are behind the
+            window and gone.
         """
         computed = request.num_computed_tokens
         num_blocks = self.num_blocks_for(computed)
-        if self.cpu is None or not 0 < num_blocks <= self.cpu.num_available:
+        if self.cpu is None or not 0 < num_blocks <= self.cpu.num_available or self.num_behind(request.request_id):
             return 0
         digests = self._digests_up_to(request, computed // self.block_size) if self.prefix_caching else []
         table = self._tables[request.request_id]
@@ -237,6 +258,19 @@ class KVCacheManager:
             self.pool.publish(table[logical], digests[logical])
         self._num_published[request_id] = num_full
 
+    def release_behind(self, request: Request) -> None:
+        """Release the blocks that no token to come looks back at; the table keeps its last block in any case."""
+        request_id = request.request_id
+        first = self._num_behind.get(request_id, 0)
+        stop = (request.num_computed_tokens - self.window + 1) // self.block_size
+        table = self._tables[request_id]
+        stop = min(stop, len(table) - 1)
+        if stop <= first:
+            return
+        self.pool.release(table[first:stop], request_id)
+        table[first:stop] = [NO_BLOCK] * (stop - first)
+        self._num_behind[request_id] = stop
+
     def free(self, request_id: int) -> int:
         """Release all blocks of a request, its tail first; nothing happens where it has none.
 
@@ -248,8 +282,9 @@ class KVCacheManager:
             return 0
         del self._num_published[request_id]
         self.shared_tails.discard(request_id)
-        self.pool.release(table[::-1], request_id)
-        return len(table)
+        held = table[self._num_behind.pop(request_id, 0) :]
+        self.pool.release(held[::-1], request_id)
+        return len(held)
 
     def forget(self, request_id: int) -> None:
         """`free`, and drop the keys computed for its tokens and its contents in the CPU pool: the request has ended."""

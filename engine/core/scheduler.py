@@ -57,12 +57,19 @@ class Scheduler:
         max_model_len: int | None = None,
         eos_token_ids: frozenset[int] = frozenset(),
         kv: KVCacheManager | None = None,
+        window: int = 0,
     ) -> None:
         limits = config.scheduler
-        self.kv = kv or KVCacheManager(config.cache)
+        # A pool that cannot hold a window with a token more at any place never has a block behind it.
+        room = config.cache.num_blocks * config.cache.block_size - (window - 1) - config.cache.block_size
+        self.kv = kv or KVCacheManager(config.cache, window=window if room > 0 else 0)
         self.max_num_seqs = limits.max_num_seqs
         self.max_num_batched_tokens = limits.max_num_batched_tokens
         self.max_chunk = limits.max_prefill_chunk or limits.max_num_batched_tokens
+        self._slides = self.kv.window > 0
+        if self._slides:
+            self.max_chunk = min(self.max_chunk, room)
+            self.kv.max_found = self.kv.pool.num_blocks - self.kv.num_blocks_for(self.max_chunk)
         self.max_model_len = min(limits.max_model_len, max_model_len or limits.max_model_len)
         self.eos_token_ids = eos_token_ids
         self.preemption = limits.preemption
@@ -83,7 +90,8 @@ class Scheduler:
     def add_request(self, request: Request) -> None:
         """Queue a request, or refuse at once what can never run: it would block everybody behind it for good."""
         tokens, pool = request.num_prompt_tokens, self.kv.pool.num_blocks
-        needs = self.kv.num_blocks_for(tokens + 1)
+        # Choices begin with all of their prompt's blocks.
+        needs = self.kv.num_blocks_for(tokens + 1) if request.forks else self.kv.most_held(tokens + 1, self.max_chunk)
         if tokens == 0:
             self._refuse(request, Reason.EMPTY_PROMPT, {}, "the prompt is empty: send at least one token")
         elif tokens >= self.max_model_len:
@@ -110,9 +118,11 @@ class Scheduler:
         """Split a live request: the child knows the tokens that its parent knows, and goes on in its own way.
 
         A running parent's blocks are shared, so a child needs none to run: it does so at once, behind all that run,
-        where there is a place. Otherwise it waits like any other request.
+        where there is a place. Otherwise, and where the beginning of its parent is behind a sliding window and gone, it
+        waits like any other request.
         """
-        if parent.status is _RUNNING and len(self.running) < self.max_num_seqs:
+        shares = parent.status is _RUNNING and not self.kv.num_behind(parent.request_id)
+        if shares and len(self.running) < self.max_num_seqs:
             self._run_fork(parent, child)
         else:
             self.add_request(child)
@@ -229,6 +239,11 @@ class Scheduler:
                 tokens.append(SampledToken(request, token_id, self._end_of(request, token_id)))
         if forks:
             tokens += self._begin_choices(output, sampled[len(batch) :])
+        if self._slides:
+            for share in batch:
+                # Choices that are still to begin need the whole of the prompt.
+                if not share.request.forks:
+                    self.kv.release_behind(share.request)
         return tokens
 
     def _begin_choices(self, output: SchedulerOutput, sampled: Sequence[int | None]) -> list[SampledToken]:
@@ -289,10 +304,10 @@ class Scheduler:
         kv = self.kv
         while not kv.allocate_slots(request, num_tokens):
             needs = kv.num_blocks_for(num_tokens)
-            if needs > kv.pool.num_blocks:
+            if needs - kv.num_behind(request.request_id) > kv.pool.num_blocks:
                 # Nobody's giving way would help. Whoever gives way later fits once it is alone: it was not alone, and
                 # so had at least one block less than the pool.
-                self._outgrew(request, needs)
+                self._outgrew(request, needs - kv.num_behind(request.request_id))
                 return False
             victim = next(reversed(self.running.values()))
             self._preempt(victim, request, needs - len(kv.block_table(request.request_id)))
@@ -360,13 +375,17 @@ class Scheduler:
                 self.decisions += self._wait_reasons.head_waits(request, *closed)
                 break
             known = request.num_tokens
-            total = kv.num_blocks_for(known)
             hits = kv.get_computed_blocks(request)
             offloaded = kv.get_offloaded_blocks(request, len(hits)) if kv.cpu is not None else []
             swapped = kv.num_swapped_tokens(request) if kv.cpu is not None else 0
+            first = known
+            if self._slides:
+                # Its beginning may be let go before its end is computed: room for all of it is not needed.
+                first = min(known, (swapped or (len(hits) + len(offloaded)) * kv.block_size) + self.max_chunk)
+            total = kv.num_blocks_for(first)
             free = pool.num_free
-            if not kv.allocate_slots(request, known, hits, offloaded):
-                reason, numbers = self._no_room(request, kv.num_free_needed(known, hits), free)
+            if not kv.allocate_slots(request, first, hits, offloaded):
+                reason, numbers = self._no_room(request, kv.num_free_needed(first, hits), free)
                 self.decisions += self._wait_reasons.head_waits(request, reason, numbers)
                 break
             numbers = {"needs": total - len(hits), "free": free}

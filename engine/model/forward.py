@@ -35,12 +35,17 @@ class Forward(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What a model's attention layers put into the cache."""
+    """What a model's attention layers put into the cache.
+
+    Attributes:
+        window: Positions that no layer looks further back than, itself included; 0 where a layer sees all.
+    """
 
     num_layers: int
     num_query_heads: int
     num_kv_heads: int
     head_dim: int
+    window: int = 0
 
 
 class HookedModel:

@@ -148,6 +148,7 @@ def make_runner(
         vocab_size=model.config.get_text_config(decoder=True).vocab_size,
         kv_bytes_per_token=kv_cache.block_bytes // kv_cache.block_size,
         kv_dtype=str(kv_cache.dtype).removeprefix("torch."),
+        sliding_window=shape.window,
         kv_scale_bytes=SCALE_BYTES if kv_cache.dtype in QUANTISED else 0,
     )
     return ModelRunner(

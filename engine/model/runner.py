@@ -189,6 +189,7 @@ class _BlockTables:
 
     A block manager's list grows at its end and is replaced by another list when the request loses its blocks, so the
     list's identity tells whether a row still holds its beginning. A row keeps what a former owner left behind its end.
+    Places behind a sliding window hold no block; no attention reads them, and so any block will do in the row.
     """
 
     def __init__(self) -> None:
@@ -217,7 +218,9 @@ class _BlockTables:
         if n > row.num_blocks:
             if n > self._table.shape[1]:
                 self._grow(0, max(n, 2 * self._table.shape[1]) - self._table.shape[1])
-            self._table[row.index, row.num_blocks : n] = block_ids[row.num_blocks :]
+            added = self._table[row.index, row.num_blocks : n]
+            added[:] = block_ids[row.num_blocks :]
+            np.maximum(added, 0, out=added)
         row.num_blocks = n
         return row
 

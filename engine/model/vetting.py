@@ -92,7 +92,9 @@ def cache_shape(model: HookedModel, name: str) -> CacheShape:
             raise ConfigError(f"{kind}: its keys have {call.key_dim} elements and its values {call.value_dim}")
         if _lacks_window(config, call):
             raise ConfigError(f"{kind}: layer {call.layer} does not hand over its sliding window")
-    return CacheShape(len(calls), first.num_query_heads, first.num_kv_heads, first.key_dim)
+    windows = [call.options.sliding_window or 0 for call in calls]
+    window = max(windows) if all(windows) else 0
+    return CacheShape(len(calls), first.num_query_heads, first.num_kv_heads, first.key_dim, window)
 
 
 def _lacks_window(config: Any, call: LayerShape) -> bool:

@@ -133,6 +133,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         weights: `int8` where linear layers have 8-bit weights and inputs; else empty.
         kv_bytes_per_token: 2 x layers x kv_heads x (head_dim x bytes of one element + kv_scale_bytes), keys and values.
         kv_dtype: Of the cache's elements; empty where it is `dtype` (traces older than this field).
+        sliding_window: Positions that no layer looks further back than, 0 where a layer sees all. Blocks wholly behind
+            it are released while their request runs.
         kv_scale_bytes: Of the scale that a quantised cache keeps for each token and head, of keys and values each.
     """
 
@@ -150,6 +152,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     weights: str = ""
     kv_dtype: str = ""
     kv_scale_bytes: int = 0
+    sliding_window: int = 0
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header"):

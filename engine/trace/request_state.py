@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from engine.request import RequestStatus
-from engine.trace.events import NO_REQUEST
+from engine.trace.events import NO_BLOCK, NO_REQUEST
 
 if TYPE_CHECKING:
     from engine.trace.events import Decision
@@ -26,7 +26,7 @@ class RequestState:
         request: The engine's number for it.
         token_ids: Prompt and output.
         pieces: The text of each token, as many as `token_ids`.
-        table: The block table; NO_BLOCK where a place holds none.
+        table: The block table; NO_BLOCK where a place holds none, as those behind a sliding window.
         num_computed: Tokens whose keys and values are in the cache.
         num_cached: Prompt tokens that its first admission found in the prefix cache.
         arrival_ns: Since the trace began, as all times here.
@@ -95,6 +95,12 @@ class RequestState:
     def num_tokens(self) -> int:
         """Known tokens: prompt and output."""
         return len(self.token_ids)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that it holds: the places of its table, but for those behind a sliding window."""
+        table = self.table
+        return len(table) - table.count(NO_BLOCK) if table and table[0] < 0 else len(table)
 
     @property
     def num_output_tokens(self) -> int:

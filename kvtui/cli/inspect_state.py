@@ -79,7 +79,7 @@ def _request_lines(live: list[RequestState], glyphs: Glyphs) -> list[str]:
             table = clean(explain.short(request.waiting_for), ascii_only=glyphs.ascii)
         lines.append(
             f"  {_number(request)}  {fit(request.name, 16, ascii_only=glyphs.ascii)}  {state:9}  "
-            f"{f'{request.num_computed}/{request.num_tokens}':>11}  {len(request.table):>6}  {table}".rstrip()
+            f"{f'{request.num_computed}/{request.num_tokens}':>11}  {request.num_blocks:>6}  {table}".rstrip()
         )
     return lines
 

@@ -12,6 +12,7 @@ from kvtui.latency_split import cells_of_parts, duration, shown_parts
 from kvtui.regret import regret_words
 from kvtui.safe_text import clean, fit
 from kvtui.widgets.marks import word_of
+from kvtui.widgets.request_row import table_pieces
 from kvtui.widgets.spans import LABEL, called, flowing, groups, told
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ def request_rows(view: View, request: RequestState, width: int) -> list[Row]:
         rows.extend(told("ended", request.message, "error", width, ascii_only=ascii_only))
     if request.table:
         room = width - LABEL
-        blocks = fit(" ".join(map(str, request.table[:room])), max(1, room), ascii_only=ascii_only)
+        pieces = table_pieces(view.state, request.table, max(1, room), view.glyphs)
+        blocks = fit("".join(text for text, _ in pieces), max(1, room), ascii_only=ascii_only)
         rows.append(((f"{'blocks':<{LABEL}}", "muted"), (blocks, request.request)))
     return rows
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -80,6 +80,8 @@ def columns_for(cells: int, prefer_text: bool = False, longest: int = 4) -> Colu
 def table_pieces(state: PoolState, table: list[int], cells: int, glyphs: Glyphs) -> Pieces:
     """A block table in so many cells: all of it, or its head and its last blocks; `12×3` has three references.
 
+    Places in front that hold no block any more, being behind a sliding window, are one piece: `-×25`.
+
     Costs what is shown, however long the table.
     """
     if cells < 3 or not table:
@@ -89,15 +91,19 @@ def table_pieces(state: PoolState, table: list[int], cells: int, glyphs: Glyphs)
         refs = int(state.refs[block]) if 0 <= block < len(state.refs) else 0
         return (f"{block}{glyphs.times}{refs}" if refs > 1 else str(block) if block >= 0 else "-", refs > 1)
 
+    behind: list[tuple[str, bool]] = []
+    if table[0] < 0:
+        released = next((place for place, block in enumerate(table) if block >= 0), len(table))
+        behind = [(f"-{glyphs.times}{released}" if released > 1 else "-", False)]
+        table = table[released:]
     if len(table) <= cells // 2 + 1:
-        pieces = [piece(block) for block in table]
+        pieces = [*behind, *(piece(block) for block in table)]
         if sum(len(text) + 1 for text, _ in pieces) - 1 <= cells:
             return _spaced(pieces)
     tail = [piece(block) for block in table[-_TAIL_BLOCKS:]] if cells >= 16 else []
     room = cells - 1 - sum(len(text) + 1 for text, _ in tail)
     head: list[tuple[str, bool]] = []
-    for block in islice(table, max(1, len(table) - len(tail))):
-        text, shared = piece(block)
+    for text, shared in chain(behind, map(piece, islice(table, max(1, len(table) - len(tail))))):
         if len(text) + 1 > room:
             break
         head.append((text, shared))
@@ -173,7 +179,7 @@ def draw_request(
         return line.strip(palette.selection if selected else None)
     for value, size in (
         (max(0, request.num_output_tokens), columns.out),
-        (len(request.table), columns.blocks),
+        (request.num_blocks, columns.blocks),
         (request.num_cached, columns.prefix),
     ):
         if size:

@@ -178,7 +178,7 @@ class RequestTable(WheelScrolled, LinePanel):
                     len(request.token_ids),
                     request.num_cached,
                     waits and (waits.reason, tuple(waits.numbers.values())),
-                    len(request.table),
+                    request.num_blocks,
                     table_pieces(state, request.table, columns.table, view.glyphs),
                 )
             )

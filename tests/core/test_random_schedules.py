@@ -85,13 +85,16 @@ class FlakyRunner(SimulatedRunner):
 
 
 @cache
-def alone(prompt: tuple[int, ...], params: SamplingParams, max_model_len: int) -> tuple[tuple[int, ...], str, str]:
+def alone(
+    prompt: tuple[int, ...], params: SamplingParams, max_model_len: int, window: int
+) -> tuple[tuple[int, ...], str, str]:
     """Tokens, text and finish reason of a request that has a large pool to itself."""
     config = EngineConfig(
         cache=CacheConfig(block_size=64, num_blocks=4, prefix_caching=False),
         scheduler=SchedulerConfig(max_num_batched_tokens=1024, max_model_len=max_model_len),
     )
-    engine = PagedEngine(config, SimulatedRunner(config, eos_rate=EOS_RATE), SimulatedCodec())
+    runner = SimulatedRunner(config, eos_rate=EOS_RATE, sliding_window=window)
+    engine = PagedEngine(config, runner, SimulatedCodec())
     engine.add_request(list(prompt), params)
     tokens: list[int] = []
     text = ""
@@ -114,6 +117,7 @@ class Schedules(RuleBasedStateMachine):
         max_model_len=st.integers(8, LONGEST),
         num_cpu_blocks=st.sampled_from([0, 0, 1, 3, 8, 24]),
         preemption=st.sampled_from(["swap", "swap", "recompute", "auto"]),
+        window=st.sampled_from([0, 0, 0, 2, 5, 16]),
     )
     def start(
         self,
@@ -126,6 +130,7 @@ class Schedules(RuleBasedStateMachine):
         max_model_len: int,
         num_cpu_blocks: int,
         preemption: Preemption,
+        window: int,
     ) -> None:
         self.config = EngineConfig(
             cache=CacheConfig(block_size, num_blocks, prefix_caching, num_cpu_blocks),
@@ -133,7 +138,8 @@ class Schedules(RuleBasedStateMachine):
                 max_num_seqs, budget, chunk, max_model_len, preemption if num_cpu_blocks else "recompute"
             ),
         )
-        self.runner = FlakyRunner(self.config, eos_rate=EOS_RATE)
+        self.window = window
+        self.runner = FlakyRunner(self.config, eos_rate=EOS_RATE, sliding_window=window)
         self.engine = PagedEngine(self.config, self.runner, SimulatedCodec())
         self.state: PoolState | None = None
         self.engine.add_sink(self.follow)
@@ -143,6 +149,7 @@ class Schedules(RuleBasedStateMachine):
         self.ends: dict[int, FinishReason] = {}
         self.told: list[RequestOutput] = []
         self.forked: set[int] = set()
+        self.choices: set[int] = set()
         self.unborn: dict[int, int] = {}
 
     # ------------------------------------------------------------ what may happen
@@ -160,7 +167,8 @@ class Schedules(RuleBasedStateMachine):
 
     @rule(prompt=PROMPTS, params=PARAMS, n=st.integers(2, 4))
     def arrive_with_choices(self, prompt: tuple[int, ...], params: SamplingParams, n: int) -> None:
-        self.forked |= {len(self.asked) + index for index in range(n)}
+        self.choices |= {len(self.asked) + index for index in range(n)}
+        self.forked |= self.choices
         self.arrive(prompt, replace(params, n=n))
 
     @precondition(lambda self: self.asked)
@@ -261,7 +269,10 @@ class Schedules(RuleBasedStateMachine):
         if output.error is not None and "only a live request can be forked" in output.error:
             assert (prompt, self.tokens[request]) == ((), ())
             return
-        never_fits = not 0 < len(prompt) < min(self.config.scheduler.max_model_len, slots)
+        longest = self.config.scheduler.max_model_len
+        # What is behind the window takes no room; choices share the whole prompt first.
+        slides = self.engine.scheduler.kv.window > 0
+        never_fits = not 0 < len(prompt) < (longest if slides and request not in self.choices else min(longest, slots))
         assert (output.finish_reason is FinishReason.REFUSED) == (
             never_fits and output.finish_reason != FinishReason.ABORT
         )
@@ -271,12 +282,13 @@ class Schedules(RuleBasedStateMachine):
         if output.finish_reason is FinishReason.ERROR and output.error not in INJECTED:
             assert "needs" in (output.error or ""), f"request {request} failed of itself: {output.error}"
             assert len(prompt) + len(self.tokens[request]) == slots + 1
-        tokens, text, reason = alone(prompt, params, self.config.scheduler.max_model_len)
+            assert not slides
+        tokens, text, reason = alone(prompt, params, longest, self.window)
         if output.finish_reason in BAD_ENDS:
             assert tokens[: len(self.tokens[request])] == self.tokens[request]
             # What was held back is shown once nothing can complete it: a stop string's beginning as it is, half a
             # character as U+FFFD.
-            _, text, _ = alone(prompt, replace(params, stop=()), self.config.scheduler.max_model_len)
+            _, text, _ = alone(prompt, replace(params, stop=()), longest, self.window)
             assert text.startswith(self.text[request].removesuffix("\N{REPLACEMENT CHARACTER}"))
         else:
             assert (self.tokens[request], self.text[request], output.finish_reason) == (tokens, text, reason)
@@ -295,6 +307,10 @@ class Schedules(RuleBasedStateMachine):
         if scheduler.kv.cpu is not None:
             assert state.cpu_used == scheduler.kv.cpu.num_used
         for number, request in scheduler.running.items():
+            if scheduler.kv.window and not request.forks and request.num_computed_tokens:
+                behind = (request.num_computed_tokens - scheduler.kv.window + 1) // self.config.cache.block_size
+                kept = [place for place, block in enumerate(state.requests[number].table) if block >= 0]
+                assert kept[0] >= min(behind, len(state.requests[number].table) - 1) or number in self.forked
             assert state.requests[number].table == scheduler.kv.block_table(number)
             assert state.requests[number].num_computed == request.num_computed_tokens < request.num_tokens
             assert request.status is RequestStatus.RUNNING

@@ -356,3 +356,17 @@ async def test_only_rows_that_look_different_are_refreshed(monkeypatch):
         monkeypatch.setattr(panel, "refresh", lambda *regions, **_: refreshed.extend(regions))
         panel.update_view(session.view(), session.run(1), False)
         assert 0 < len(refreshed) <= 2
+
+
+def test_places_behind_a_sliding_window_are_one_piece_in_front():
+    state = Session().state
+
+    def text(table: list[int], cells: int, glyphs=UNICODE) -> str:
+        return "".join(text for text, _ in table_pieces(state, table, cells, glyphs))
+
+    assert text([-1] * 25 + [3, 4, 5], 40) == "-×25 3 4 5"
+    assert text([-1] * 25 + [3, 4, 5], 40, ASCII) == "-x25 3 4 5"
+    assert text([-1, 3, -1, 5], 40) == "- 3 - 5"
+    assert text([-1] * 25 + list(range(10, 30)), 24).startswith("-×25 10 ")
+    for cells in range(3, 40):
+        assert len(text([-1] * 25 + list(range(10, 30)), cells)) <= cells
