@@ -105,7 +105,7 @@ class Biography:
     Attributes:
         block: Which.
         step: The step after which it was begun; later ones are added by `extend`.
-        events: Newest first, at most MAX_EVENTS of them where `search` found them.
+        events: Newest first; `search` stops where it has MAX_EVENTS.
         searched: The first step whose operations have been looked at: all from there to the present.
         first: The first step that there is to look at.
     """
@@ -143,7 +143,10 @@ class Biography:
         while self.searched > stop_at and len(self.events) < enough and not self.complete:
             start = max(stop_at, self.searched - STRETCH)
             for step, row in reversed(lookup.block_ops(self.block, start, self.searched)):
+                if len(self.events) > MAX_EVENTS:
+                    return
                 self._before(step, *row)
+                self.searched = step
             self.searched = start
 
     def extend(self, steps: Iterable[StepTrace]) -> None:

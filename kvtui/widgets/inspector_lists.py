@@ -118,6 +118,8 @@ class BlockLife(Search):
     def __init__(self, view: View, block: int) -> None:
         super().__init__(view)
         self.life = Biography(view.state, block, self.first)
+        self._made_of: object = None
+        self._made: list[Entry] = []
 
     @property
     def searched(self) -> int:
@@ -145,8 +147,12 @@ class BlockLife(Search):
         self.life.extend(steps)
 
     def entries(self, view: View) -> list[Entry]:
-        """A line an event, newest first."""
-        return [self._entry(view, event) for event in self.life.events]
+        """A line an event, newest first; made anew only where there is another event, or another way to tell them."""
+        events = self.life.events
+        key = (len(events), events[:1], events[-1:], view.glyphs.ascii, _digits(view), view.names.longest)
+        if key != self._made_of:
+            self._made_of, self._made = key, [self._entry(view, event) for event in events]
+        return self._made.copy()
 
     def _entry(self, view: View, event: BlockEvent) -> Entry:
         words = block_words(event, view.state.header.block_size, view.names.of)

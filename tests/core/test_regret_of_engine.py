@@ -80,3 +80,26 @@ def test_the_blocks_that_are_taken_next_are_those_of_the_engines_own_queue() -> 
         queue = [block.block_id for block in followed.engine.scheduler.kv.pool.free_queue]
         assert followed.state.free_queue(100).tolist() == queue
         assert followed.state.free_queue(4).tolist() == queue[:4]
+
+
+@pytest.mark.parametrize("preemption", ["swap", "recompute"])
+def test_the_parts_of_a_latency_add_up_for_forks_and_for_who_was_swapped_out(preemption: str) -> None:
+    config = config_of(4, 16, max_num_seqs=5, num_cpu_blocks=20, preemption=preemption)
+    followed = Followed(config)
+    rng = random.Random(7)
+    preempted = 0
+    for _ in range(12):
+        prompt = [rng.randrange(300) for _ in range(rng.randint(5, 20))]
+        followed.engine.add_request(prompt, SamplingParams(max_tokens=rng.randint(4, 20), n=rng.choice((1, 1, 3))))
+        for _ in range(rng.randint(1, 8)):
+            followed.step()
+            for request in followed.state.requests.values():
+                latency = latency_of(request, end_of(followed.state))
+                assert sum(latency.parts) == latency.total_ns
+                assert min(latency.parts) >= 0
+    followed.run()
+    for request in followed.state.requests.values():
+        latency = latency_of(request, end_of(followed.state))
+        assert sum(latency.parts) == latency.total_ns
+        preempted += request.preemptions
+    assert preempted > 0

@@ -228,3 +228,15 @@ def test_an_empty_queue_has_no_next_block():
     build.arrive(0)
     build.prefill(0, [0, 1], 4)
     assert build.state.free_queue(5).tolist() == []
+
+
+def test_a_block_to_which_very_much_happened_is_told_as_far_back_as_is_kept(monkeypatch):
+    monkeypatch.setattr(module, "MAX_EVENTS", 10)
+    build = TraceBuilder()
+    build.arrive(0, 1)
+    for _ in range(4):
+        build.step(allocate(3, 0, 0), release(3, 0), *[allocate(3, 1, 0), release(3, 1)] * 4)
+    life = told(build, 3)
+    assert life.complete
+    assert 10 <= len(life.events) <= 11
+    assert life.events[0].step == 3
