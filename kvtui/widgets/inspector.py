@@ -116,7 +116,7 @@ class Inspector(WheelScrolled, LinePanel):
     def _title_of(self, view: View) -> None:
         request, block = self._subject
         what = [] if block is None else [f"block {block}"]
-        if request is not None:
+        if request is not None and (view.selected_request is not None or block is None):
             name = called(view, request)
             what.append(name if view.selected_request is not None else f"following {name}")
         dot, pages = view.glyphs.dot, self.pages(view)

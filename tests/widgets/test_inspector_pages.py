@@ -280,6 +280,14 @@ async def test_every_line_of_every_page_is_as_wide_as_the_panel(tmp_path, glyphs
                     panel.next_page()
 
 
+async def test_the_title_of_a_block_that_nobody_holds_names_no_request() -> None:
+    session = busy_session()
+    block = next(b for b in range(40) if session.state.refs[b] == 0)
+    panel = Inspector()
+    async with shown(panel, replace(session.view(), selected_block=block), 100, 10):
+        assert str(panel.border_title).startswith(f"Inspector · block {block} · life 1/4")
+
+
 async def test_the_title_says_which_page_it_is_and_that_there_are_more() -> None:
     panel = Inspector()
     async with shown(panel, busy_session().view(selected=3), 100, 10):
