@@ -281,7 +281,9 @@ async def test_every_line_of_every_page_is_as_wide_as_the_panel(tmp_path, glyphs
 
 
 async def test_the_title_of_a_block_that_nobody_holds_names_no_request() -> None:
-    session = busy_session()
+    session = Session()
+    session.ask("the block", max_tokens=9)
+    session.run(3)
     block = next(b for b in range(40) if session.state.refs[b] == 0)
     panel = Inspector()
     async with shown(panel, replace(session.view(), selected_block=block), 100, 10):
