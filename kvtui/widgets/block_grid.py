@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.segment import Segment
@@ -17,12 +17,11 @@ from textual.geometry import Size
 from textual.message import Message
 from textual.strip import Strip
 
-from kvtui import block_codes as bc
 from kvtui.block_flash import Flash, changes_of
 from kvtui.block_layout import BlockLayout, Scale, fitting_level, lay_out, levels_for
 from kvtui.block_look import BlockLook, supports_pixels
-from kvtui.block_mix import BlockMix
-from kvtui.block_order import ADDRESS, OWNER, OrderKeeper
+from kvtui.block_order import ADDRESS, OrderKeeper
+from kvtui.block_sight import Sight, Window
 from kvtui.ready_strip import Ink, ReadyStrip, segments_of
 from kvtui.view import Panel, View
 from kvtui.widgets.minimap import Minimap
@@ -37,28 +36,6 @@ if TYPE_CHECKING:
     from kvtui.paint import Painter
 
 _LINES_FOR_A_MINIMAP = 4
-_MOST_CELLS_COUNTED = 1 << 16
-"""Up to so many cells are counted all; of more, those in sight."""
-
-
-class _Window(NamedTuple):
-    """The part of the grid in sight: its layout, the line at the top, the first row, and the one after the last."""
-
-    layout: BlockLayout
-    top: int
-    first: int
-    stop: int
-
-    @property
-    def units(self) -> tuple[int, int]:
-        """The cells (or pixels) in sight."""
-        per_row = self.layout.units_per_row
-        return self.first * per_row, min(self.stop * per_row, self.layout.num_units)
-
-    @property
-    def lines(self) -> NDArray[np.int64]:
-        """By row in sight, its line counted from the top."""
-        return np.arange(self.first, self.stop) * self.layout.level.pitch - self.top
 
 
 class BlockGrid(Panel):
@@ -83,16 +60,15 @@ class BlockGrid(Panel):
         self._cursor: int | None = None
         self._order = OrderKeeper(clock)
         self._flash = Flash(0)
-        self._mix: BlockMix | None = None
+        self._sight = Sight(self._order)
         self._minimap = Minimap()
         self._mapped = False
         self._height = 0
         """Lines of the panel as it was laid out. Asking Textual for it costs as much as drawing a row."""
-        self._window: _Window | None = None
-        self._units: NDArray[np.uint16] = np.zeros(0, dtype=np.uint16)
+        self._window: Window | None = None
         self._chars: NDArray[np.uint32] = np.zeros((0, 0), dtype=np.uint32)
         self._addresses: list[tuple[str, bool]] = []
-        self._addressed: tuple[_Window, str, int | None] | None = None
+        self._addressed: tuple[Window, str, int | None] | None = None
         self._look_now: BlockLook | None = None
         self._ink: Ink | None = None
 
@@ -127,24 +103,23 @@ class BlockGrid(Panel):
         self._cursor = view.selected_block
         state, paused = view.state, view.source.paused
         num_blocks = state.header.num_blocks
-        anew = reset or old is None or len(self._flash.kinds) != num_blocks
+        anew = reset or old is None or old.state is not state
         if anew:
             self._flash = Flash(num_blocks)
             self._look_now = None
         now = self._clock()
-        changed, kinds = changes_of(steps, num_blocks)
+        # After a jump the steps tell how it came to this, not what differs from what was drawn.
+        changed, kinds = changes_of(steps if not anew or len(steps) == 1 else (), num_blocks)
         dirty = [changed]
         if steps and paused:
             dirty.append(self._flash.put_out(float("inf")))
-        if not reset or len(steps) == 1:
-            dirty.append(self._flash.light_up(changed, kinds, now))
+        dirty.append(self._flash.light_up(changed, kinds, now))
         if not paused:
             dirty.append(self._flash.put_out(now))
         if self._order.keep(state, at_once=paused, jumped=anew) or anew:
             self._forget_counts()
         elif len(changed):
-            if self._mix is not None:
-                self._mix.update(state, changed)
+            self._sight.take(state, changed)
             self._minimap.take(state, changed)
         if anew:
             self._lay_out()
@@ -171,7 +146,7 @@ class BlockGrid(Panel):
             self.reveal(blocks[0])
 
     def _forget_counts(self) -> None:
-        self._mix = None
+        self._sight.forget()
         self._minimap.forget()
         self._window = None
 
@@ -206,7 +181,7 @@ class BlockGrid(Panel):
         if layout != self._layout_now:
             self._layout_now = layout
             self._look_now = None
-            self._mix = None
+            self._sight.forget()
             if self.is_attached:
                 self.post_message(self.Rescaled())
         if not self._mapped:
@@ -254,116 +229,18 @@ class BlockGrid(Panel):
         if view is None or layout is None:
             return
         top = self.scroll_offset.y
-        window = _Window(layout, top, *layout.rows_between(top, self._num_lines))
+        window = Window(layout, top, *layout.rows_between(top, self._num_lines))
         same = window == self._window
         self._window = window
-        start, stop = window.units
-        num_hues = len(view.palette.hues)
-        if layout.level.blocks == 1:
-            which = self._order.between(start, stop)
-            self._units = bc.block_codes(view.state, which, num_hues, self._emphasis(start, stop, which))
-        else:
-            mix = self._counted(start, stop)
-            emphasis = self._emphasis(start, stop, None)
-            if same and dirty is not None and emphasis.selected is None:
-                self._recode_cells(mix, dirty, start, emphasis)
-            else:
-                self._units = bc.mix_codes(mix, slice(start - mix.first, stop - mix.first), emphasis)
-        chars = bc.char_codes(self._units, window.stop - window.first, layout)
+        chars = self._sight.chars(view, window, self._flash, dirty if same else None)
         told = (window, self._order.order, view.selected_block)
         fixed = same and told == self._addressed and self._order.order == ADDRESS
         self._addressed = told
-        self._show(chars, self._addresses if fixed else self._addresses_in(window), same)
+        self._show(chars, self._addresses if fixed else self._sight.addresses(view, window), same)
         if self._mapped:
             self._look_at_map(window)
 
-    def _recode_cells(self, mix: BlockMix, dirty: NDArray[np.int64], start: int, emphasis: bc.Emphasis) -> None:
-        """Work out those cells in sight that some blocks lie in."""
-        sought = np.zeros(len(self._units), dtype=np.bool_)
-        cells = self._order.places_of(dirty) // mix.blocks - start
-        sought[cells[(cells >= 0) & (cells < len(sought))]] = True
-        cells = np.flatnonzero(sought)
-        at = np.flatnonzero(cells == emphasis.cursor)
-        part = bc.Emphasis(
-            flash=None if emphasis.flash is None else emphasis.flash[cells],
-            cursor=int(at[0]) if emphasis.cursor >= 0 and len(at) else -1,
-        )
-        self._units[cells] = bc.mix_codes(mix, cells + (start - mix.first), part)
-
-    def _counted(self, start: int, stop: int) -> BlockMix:
-        """Counts of the cells in sight, made where they are missing."""
-        assert self.view is not None
-        assert self._layout_now is not None
-        mix = self._mix
-        if mix is None or not mix.covers(start, stop):
-            everything = self._layout_now.num_units <= _MOST_CELLS_COUNTED
-            first, num_cells = (0, self._layout_now.num_units) if everything else (start, stop - start)
-            num_hues, blocks = len(self.view.palette.hues), self._layout_now.level.blocks
-            mix = self._mix = BlockMix(self.view.state, self._order, num_hues, blocks, first, num_cells)
-        return mix
-
-    def _emphasis(self, start: int, stop: int, which: slice | NDArray[np.int64] | None) -> bc.Emphasis:
-        """What stands out among the cells from start to stop.
-
-        Args:
-            start: The first cell.
-            stop: The one after the last.
-            which: The blocks of the cells, where each is one block.
-        """
-        assert self.view is not None
-        assert self._layout_now is not None
-        view, order, blocks = self.view, self._order, self._layout_now.level.blocks
-        flash: NDArray[np.uint8] | None = None
-        if self._flash and which is not None:
-            flash = self._flash.kinds[which]
-        elif self._flash:
-            lit = self._flash.lit
-            cells = order.places_of(lit) // blocks - start
-            inside = (cells >= 0) & (cells < stop - start)
-            flash = np.zeros(stop - start, dtype=np.uint8)
-            np.maximum.at(flash, cells[inside], self._flash.kinds[lit[inside]])
-        selected: NDArray[np.int64] | None = None
-        if view.selected_request is not None:
-            table = np.array(view.state.table(view.selected_request), dtype=np.int64)
-            cells = order.places_of(table[table >= 0]) // blocks - start
-            selected = cells[(cells >= 0) & (cells < stop - start)]
-        elif view.selected_prefix is not None:
-            cells = order.places_of(np.array(view.selected_blocks, dtype=np.int64)) // blocks - start
-            selected = cells[(cells >= 0) & (cells < stop - start)]
-        cursor = -1
-        if view.selected_block is not None and view.selected_block < view.state.header.num_blocks:
-            cell = order.place(view.selected_block) // blocks
-            cursor = cell - start if start <= cell < stop else -1
-        hue = bc.OWN_HUES if view.selected_request is None else view.selected_request % len(view.palette.hues)
-        return bc.Emphasis(flash, selected, hue, cursor)
-
-    def _addresses_in(self, window: _Window) -> list[tuple[str, bool]]:
-        """What stands before each row in sight, and whether the cursor is in the row."""
-        assert self.view is not None
-        layout = window.layout
-        if not layout.gutter:
-            return []
-        per_row = layout.units_per_row * layout.level.blocks
-        cursor = self.view.selected_block
-        at = -1 if cursor is None else self._order.place(cursor) // per_row
-        return [
-            (f"{text if len(text) < layout.gutter else '':>{layout.gutter - 1}} ", row == at)
-            for row, text in ((row, self._address(row * per_row)) for row in range(window.first, window.stop))
-        ]
-
-    def _address(self, place: int) -> str:
-        """What stands before the row that begins at a place of the order."""
-        assert self.view is not None
-        if self._order.order == ADDRESS:
-            return str(place)
-        state, block = self.view.state, self._order.block(place)
-        if self._order.order == OWNER:
-            owner = int(state.owner[block])
-            return f"#{owner}" if owner >= 0 else "cached" if state.key[block] else "free"
-        touched = int(state.touched[block])
-        return f"@{touched}" if touched >= 0 else ""
-
-    def _look_at_map(self, window: _Window) -> None:
+    def _look_at_map(self, window: Window) -> None:
         assert self.view is not None
         view, blocks = self.view, window.layout.level.blocks
         num_blocks = view.state.header.num_blocks
