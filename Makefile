@@ -9,7 +9,7 @@ PACK   := $(VENV)/.weights
 TORCH_INDEX ?=
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: run play test setup check lint types imports wheel recordings pictures clean help
+.PHONY: run play test setup check lint types imports wheel recordings pictures snapshots clean help
 
 run: setup  ## set up, then open the live dashboard (ARGS="...")
 	@$(BIN)/kvtui run $(ARGS)
@@ -65,6 +65,9 @@ pictures: setup  ## draw the README's pictures again, from the packaged recordin
 	@mkdir -p docs/images
 	@$(BIN)/kvtui shot shared-prefix --step 60 --size 180x46 -o docs/images/shared-prefix.svg
 	@$(BIN)/kvtui shot under-pressure --step 260 --size 180x46 -o docs/images/under-pressure.svg
+
+snapshots: setup  ## draw the pictures that the tests compare with again; look at what changed
+	@KVTUI_REDRAW_PICTURES=1 $(BIN)/python -m pytest -q tests/test_pictures_of_every_panel.py
 
 clean:  ## remove everything that make made
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache

@@ -27,7 +27,7 @@ from kvtui.paint import Painter
 from kvtui.palette import Palette, ThemeError, load_palettes
 from kvtui.screens.main import MainScreen
 from kvtui.settings import Settings, glyphs_with
-from kvtui.terminal import driver_for, drop_pending_writes, pending_writes, terminal_problem
+from kvtui.terminal import driver_for, drop_pending_writes, pending_writes, served, terminal_problem
 from kvtui.themes import PREFIX, Colorless, PlainScrollBar, textual_theme, variables_of
 from kvtui.view import BlockSelected, PrefixSelected, RequestSelected, View
 
@@ -390,8 +390,10 @@ def run_app(
     if problem is not None:
         print(f"kvtui: {problem}", file=sys.stderr)
         return 2
-    capture = OutputCapture()
-    capture.start()
+    # Served to a browser, the standard streams carry the screen itself.
+    capture = None if served() else OutputCapture()
+    if capture is not None:
+        capture.start()
     app: KvtuiApp | None = None
     failure: str | None = None
     try:
@@ -402,19 +404,21 @@ def run_app(
             ascii_only=ascii,
             capture=capture,
             settings=settings,
-            driver_class=driver_for(capture.terminal, capture.mark),
+            driver_class=None if capture is None else driver_for(capture.terminal, capture.mark),
         )
         app.run()
     except ThemeError as error:
         failure = str(error)
     finally:
-        capture.stop()
+        if capture is not None:
+            capture.stop()
     if app is None:
         print(f"kvtui: {failure}", file=sys.stderr)
         return 2
     code = app.return_code or 0
-    for line in capture.since_mark() if app.exit_reason is None else capture.tail(20 if code == 1 else 0):
-        print(line, file=sys.stderr)
+    if capture is not None:
+        for line in capture.since_mark() if app.exit_reason is None else capture.tail(20 if code == 1 else 0):
+            print(line, file=sys.stderr)
     if app.exit_reason is not None:
         print(f"kvtui: {app.exit_reason}", file=sys.stderr)
     _close(source, code, before_exit)

@@ -19,9 +19,16 @@ WIDE = 110
 """From this width on all panels are on screen together."""
 
 
+def served() -> bool:
+    """Whether `textual serve` runs this process, and carries its screen to a browser over standard input and output."""
+    return bool(os.environ.get("TEXTUAL_DRIVER"))
+
+
 def terminal_problem() -> str | None:
     """Why the dashboard cannot be drawn here, in one line that says what to do; None where it can."""
     instead = "kvtui run --headless prints plain lines, and kvtui inspect reports on a recording"
+    if served():
+        return None
     if os.environ.get("TERM") in ("dumb", "unknown"):
         return f"TERM={os.environ['TERM']} cannot draw a dashboard: use another terminal; {instead}"
     if not sys.__stdin__ or not sys.__stdin__.isatty():
