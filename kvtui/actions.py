@@ -246,7 +246,7 @@ class Actions(TimeActions):
         """Explain the screen."""
         from kvtui.screens.help import HelpScreen
 
-        self.push_screen(HelpScreen(self.palette, self.glyphs, self.source.header.block_size))
+        self.push_screen(HelpScreen(self.palette, self.glyphs, self.source.header.block_size, self.main.panel_in_focus))
 
     def action_inspector_page(self) -> None:
         """Show another page of the inspector."""

@@ -10,6 +10,8 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
+from kvtui.screens.panel_help import PANEL_HELP
+
 if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
@@ -77,13 +79,16 @@ MARKS = (
 """What the marks on the position bar say, in the order of `MarkKind`."""
 
 
-def help_text(palette: Palette, glyphs: Glyphs, block_size: int) -> Text:
-    """The whole page as styled text; nothing in it is markup."""
+def help_text(palette: Palette, glyphs: Glyphs, block_size: int, panel: str | None = None) -> Text:
+    """The whole page as styled text, the panel that it was opened from first; nothing in it is markup."""
     text = Text(style=palette.text)
 
     def heading(words: str) -> None:
         text.append(f"{words}\n", palette.accent)
 
+    if panel in PANEL_HELP:
+        heading(PANEL_HELP[panel].title)
+        text.append(f"{' '.join(PANEL_HELP[panel].words.split())}\n\n", palette.text)
     heading("What you see")
     for paragraph in ABOUT:
         text.append(f"{' '.join(paragraph.split())}\n\n", palette.text)
@@ -141,9 +146,9 @@ class HelpScreen(ModalScreen[None]):
     HelpScreen Static { height: auto; }
     """
 
-    def __init__(self, palette: Palette, glyphs: Glyphs, block_size: int) -> None:
+    def __init__(self, palette: Palette, glyphs: Glyphs, block_size: int, panel: str | None = None) -> None:
         super().__init__()
-        self._text = help_text(palette, glyphs, block_size)
+        self._text = help_text(palette, glyphs, block_size, panel)
         self._border = "ascii" if glyphs.ascii else "round"
         self._color = None if palette.ansi or palette.mono else palette.colors["focus"]
 

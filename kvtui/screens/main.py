@@ -249,6 +249,11 @@ class MainScreen(Screen[None]):
         focused = self.focused.id if self.focused is not None else None
         return _FOCUS_OF_TAB.index(focused) if focused in _FOCUS_OF_TAB else self.tab
 
+    @property
+    def panel_in_focus(self) -> str:
+        """The id of the panel that keys go to."""
+        return _FOCUS_OF_TAB[self._focused_tab()]
+
     def on_descendant_focus(self) -> None:
         """Say where escape leads to."""
         self._show_way_back()

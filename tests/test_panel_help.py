@@ -1,0 +1,41 @@
+"""Help that begins with the panel one is in."""
+
+from __future__ import annotations
+
+import pytest
+from textual.widgets import Static
+
+from engine.trace.reader import Recording
+from kvtui.app import KvtuiApp
+from kvtui.packaged import packaged_folder
+from kvtui.screens.help import HelpScreen
+from kvtui.screens.panel_help import PANEL_HELP
+from kvtui.sources.recorded import RecordingSource
+from kvtui.widgets.tab_bar import TABS
+
+IDS = ("blocks", "requests", "pool", "batch", "inspector", "log", "prefixes", "old-way", "formulas")
+
+
+def test_every_tab_has_its_words() -> None:
+    assert tuple(PANEL_HELP) == IDS
+    assert len(IDS) == len(TABS)
+    for panel in PANEL_HELP.values():
+        assert 1 <= panel.words.count(". ") + 1 <= 3
+
+
+@pytest.mark.parametrize("size", [(200, 50), (80, 24)])
+@pytest.mark.parametrize("number", range(1, 10))
+async def test_help_begins_with_the_panel_that_has_the_focus(number: int, size: tuple[int, int]) -> None:
+    source = RecordingSource(Recording.open(packaged_folder("recordings") / "under-pressure.mcap"), 50)
+    source.pause()
+    app = KvtuiApp(source, theme="dark")
+    async with app.run_test(size=size) as pilot:
+        await pilot.press(str(number))
+        await pilot.pause(0.1)
+        await pilot.press("?")
+        await pilot.pause(0.1)
+        assert isinstance(app.screen, HelpScreen)
+        first = str(app.screen.query_one(Static).content).splitlines()[0]
+        assert first == PANEL_HELP[IDS[number - 1]].title
+        await pilot.press("escape")
+        assert not isinstance(app.screen, HelpScreen)
