@@ -198,6 +198,11 @@ class PagedEngine:
         self._tell_of_work()
 
     @property
+    def num_arrived(self) -> int:
+        """Requests handed over since the last step; the next one takes them in."""
+        return sum(not isinstance(note, int) for note in tuple(self._inbox))
+
+    @property
     def has_work(self) -> bool:
         """Whether a step would do something."""
         return bool(self._inbox or self.scheduler.running or self.scheduler.waiting)

@@ -208,6 +208,7 @@ class KvtuiApp(Actions):
             source.speed,
             source.position,
             source.window,
+            source.num_arrived if source.engine_paused else 0,
         )
         if status != self._shown_status:
             self._shown_status = status

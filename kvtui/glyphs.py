@@ -1,6 +1,7 @@
 """Glyph says what: the characters of every panel, in Unicode and in ASCII.
 
-Every character here is one cell wide in either set, so a panel lays out the same with both.
+Every character here is one cell wide in either set, so a panel lays out the same with both; only the sign for paused,
+which stands in words, has two in ASCII.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ class Glyphs:
 
     Attributes:
         levels: From nearly empty to full; `level` picks one.
+        trace: On the pool's chart: something cached, less than half a cell of it.
         marked: A block in use under the cursor, where a full cell would hide the cursor's background.
         many: Stands for a number above 9.
         history: From 0 to full, for curves over time.
@@ -26,6 +28,7 @@ class Glyphs:
     ascii: bool
     free: str
     cached: str
+    trace: str
     levels: str
     many: str
     evicted: str
@@ -62,6 +65,7 @@ UNICODE = Glyphs(
     ascii=False,
     free="·",
     cached="░",
+    trace="┈",
     levels="▁▂▃▄▅▆▇█",
     many="+",
     evicted="×",
@@ -93,6 +97,7 @@ ASCII = Glyphs(
     ascii=True,
     free=".",
     cached=":",
+    trace=".",
     levels="_-~=oO&#",
     many="+",
     evicted="x",
@@ -108,7 +113,7 @@ ASCII = Glyphs(
     bar="=",
     bar_empty="-",
     playing=">",
-    paused='"',
+    paused="||",
     live="*",
     separator="|",
     times="x",

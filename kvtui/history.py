@@ -42,7 +42,11 @@ class Mark(enum.IntEnum):
     ENDED = 6
     """Its last step; it stopped by itself or reached its length."""
     ENDED_BADLY = 7
-    """Aborted, refused or failed in this step."""
+    """Refused or failed in this step."""
+    REDONE = 8
+    """It lost its blocks in this step and was in the batch all the same, computing them again."""
+    ABORTED = 9
+    """Its caller gave it up in this step."""
 
 
 # Plain integers: an append happens at every step of the engine, and enum members cost several times as much.
@@ -57,7 +61,11 @@ _TOKENS_OF_PHASE = {
     "recompute_tokens": int(Phase.RECOMPUTE),
 }
 _DECODE, _EVICT, _PREEMPTED = int(Phase.DECODE), int(Op.EVICT), int(DecisionKind.PREEMPTED)
-_WELL = (FinishReason.STOP, FinishReason.LENGTH)
+_END_OF_REASON: dict[str, Mark] = {
+    FinishReason.STOP: Mark.ENDED,
+    FinishReason.LENGTH: Mark.ENDED,
+    FinishReason.ABORT: Mark.ABORTED,
+}
 
 _STEP = np.dtype(
     [
@@ -91,6 +99,11 @@ _MOST = 2**52
 def _bounded(value: int) -> int:
     """A number out of a trace, which may hold anything, as one that can be reckoned with."""
     return min(max(value, 0), _MOST)
+
+
+def _preempted_over(mark: int) -> Mark:
+    """The mark of a preempted request that had another mark in the same step."""
+    return Mark.PREEMPTED if mark in (Mark.ABSENT, Mark.WAITING, Mark.PREEMPTED) else Mark.REDONE
 
 
 class Rates(NamedTuple):
@@ -182,10 +195,11 @@ class History:
             self.codes[at[step_of[ours]], places[found[ours]]] = _mark_of(batch[ours, 1])
         for step, request in preempted:
             if request in self._column_of:
-                self.codes[step % self.capacity, self._column_of[request]] = Mark.PREEMPTED
+                cell = step % self.capacity, self._column_of[request]
+                self.codes[cell] = _preempted_over(int(self.codes[cell]))
         for step, finish in finished:
             if finish.request in self._column_of:
-                mark = Mark.ENDED if finish.reason in _WELL else Mark.ENDED_BADLY
+                mark = _END_OF_REASON.get(finish.reason, Mark.ENDED_BADLY)
                 self.codes[step % self.capacity, self._column_of[finish.request]] = mark
         self._newest = max((*state.requests, *lives), default=-1)
         self._pending = [request for request in state.requests.values() if request.arrival_step >= stop]
@@ -254,10 +268,11 @@ class History:
         for decision in step.decisions:
             if decision.kind == _PREEMPTED:
                 preemptions += 1
-                marks[self._column(decision.request, index)] = Mark.PREEMPTED
+                column = self._column(decision.request, index)
+                marks[column] = _preempted_over(int(marks[column]))
         for finish in step.finished:
             column = self._column(finish.request, index)
-            marks[column] = Mark.ENDED if finish.reason in _WELL else Mark.ENDED_BADLY
+            marks[column] = _END_OF_REASON.get(finish.reason, Mark.ENDED_BADLY)
             self._live[column] = False
             self._last_seen[column] = index
         counters = step.counters

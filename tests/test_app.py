@@ -219,7 +219,7 @@ async def test_resizing_quickly_from_nothing_to_huge_and_back_never_fails() -> N
 TITLES = {
     "1": "Physical blocks",
     "2": "Requests",
-    "3": "Free pool",
+    "3": "Pool",
     "4": "Batch per iteration",
     "5": "Inspector",
     "6": "Log",
@@ -250,7 +250,7 @@ async def test_every_panel_is_reached_by_number_by_tab_and_by_mouse_where_there_
         bar = next(line for line in screen_lines(live.app) if "3 Pool" in line)
         await pilot.click("#tabs", offset=(bar.index("3 Pool"), 0))
         await frame(pilot)
-        assert "─ Free pool" in text_of(live.app)
+        assert "─ Pool" in text_of(live.app)
 
 
 async def test_selecting_a_block_selects_its_owner_and_shows_its_text() -> None:
@@ -832,7 +832,7 @@ async def test_a_resize_draws_what_comes_into_sight_also_while_nothing_happens(b
         await pilot.resize_terminal(*after)
         await pilot.pause(0.3)
         picture = text_of(live.app)
-    wanted = ("Requests ", "Free pool", "Batch per iteration") if after == (200, 50) else ("1 Blocks", "2 Requests")
+    wanted = ("Requests ", "Pool", "Batch per iteration") if after == (200, 50) else ("1 Blocks", "2 Requests")
     assert [shown for shown in wanted if shown not in picture] == []
 
 
@@ -911,10 +911,10 @@ async def test_f_shows_the_formulas_in_the_place_of_the_pool_and_the_pool_again(
     live.ask(4)
     async with live.app.run_test(size=(200, 50)) as pilot:
         live.run(8)
-        for key, title in (("8", "─ The old way"), ("F", "─ Formulas"), ("F", "─ Free pool")):
+        for key, title in (("8", "─ The old way"), ("F", "─ Formulas"), ("F", "─ Pool")):
             await pilot.press(key)
             await frame(pilot)
-            titles = [t for t in ("─ The old way", "─ Formulas", "─ Free pool") if t in text_of(live.app)]
+            titles = [t for t in ("─ The old way", "─ Formulas", "─ Pool") if t in text_of(live.app)]
             assert titles == [title]
 
 

@@ -57,10 +57,25 @@ def test_marks_tell_what_a_request_did_in_each_step():
         Mark.WAITING,
         Mark.WAITING,
         Mark.PREFILL,
-        Mark.ENDED_BADLY,
+        Mark.ABORTED,
         Mark.ABSENT,
     ]
     assert trace.history.marks(99, 0, 8).tolist() == [Mark.ABSENT] * 8
+
+
+def test_who_is_preempted_and_admitted_again_in_one_step_shows_both():
+    messages = [
+        arrived(0),
+        step(0, [(0, Phase.PREFILL, 0, 6)]),
+        step(1, [(0, Phase.RECOMPUTE, 0, 6)], decisions=[preempted(0)]),
+        step(2, [(0, Phase.DECODE, 6, 1)]),
+    ]
+    trace = Trace().take(*messages)
+    marks = [Mark.PREFILL, Mark.REDONE, Mark.DECODE]
+    assert trace.history.marks(0, 0, 3).tolist() == marks
+    rebuilt = History()
+    rebuilt.rebuild(StepColumns.of(0, [m for m in messages if isinstance(m, StepTrace)]), trace.state)
+    assert rebuilt.marks(0, 0, 3).tolist() == marks
 
 
 def test_a_state_that_is_ahead_gives_the_same_marks():

@@ -54,6 +54,7 @@ class Still:
 
     live = True
     paused = engine_paused = looking_back = False
+    num_arrived = 0
     first = 0
     speed = 1.0
     generation = 0

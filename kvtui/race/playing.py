@@ -69,6 +69,7 @@ class LanePlayer:
     live = False
     looking_back = False
     engine_paused = False
+    num_arrived = 0
     first = 0
     error: str | None = None
 

@@ -42,7 +42,7 @@ KEYS = (
     ("m", "marks of all kinds, or of one: a press on its number beside the bar does the same"),
     ("a b", "a window from, or to, the step shown: it is played again and again; c clears it"),
     ("[ ]", "slower, faster"),
-    ("tab 1-9", "go to a panel: blocks, requests, pool, batch, text, log, prefix tree, old way, formulas"),
+    ("tab 1-9", "go to a panel: blocks, requests, pool, batch, inspector, log, prefix tree, old way, formulas"),
     ("", "in the prefix tree: enter goes to the requests that use the prefix, + and - unfold and fold"),
     ("F", "the formulas behind the figures, with the live numbers; again: back to the pool"),
     ("h j k l", "move the cursor over the blocks; a click does the same"),
@@ -60,7 +60,9 @@ KEYS = (
         "v",
         "another page of the inspector: what happened to a block, why a request waited, the step, who is evicted next",
     ),
-    ("enter o", "in its lists: go to that moment or block; look further back"),
+    ("", "in the requests: texts instead of block tables, where there is no room for both; home and end"),
+    ("", "go to their first and last row there"),
+    ("enter o", "in the inspector's lists: go to that moment or block; look further back"),
     ("y", "copy what the inspector shows"),
     ("t", "next theme"),
     ("s", "save what is shown as an SVG picture"),
@@ -121,7 +123,11 @@ def help_text(palette: Palette, glyphs: Glyphs, block_size: int, panel: str | No
         text.append("  ")
         text.append(glyphs.step_marks[kind], palette.mark(kind))
         text.append(f"       {words}\n", palette.text)
-    text.append("\n")
+    text.append(
+        "\nIn the pool's chart the digits below count what pressure did in the steps of a column: preemptions and "
+        "evictions, each in a row of its own where there is room.\n\n",
+        palette.text,
+    )
     heading("Keys")
     for key, words in KEYS:
         shown = key.format(left=glyphs.arrow_left, right=glyphs.arrow_right)
@@ -149,6 +155,7 @@ class HelpScreen(ModalScreen[None]):
     def __init__(self, palette: Palette, glyphs: Glyphs, block_size: int, panel: str | None = None) -> None:
         super().__init__()
         self._text = help_text(palette, glyphs, block_size, panel)
+        self._dot = glyphs.dot
         self._border = "ascii" if glyphs.ascii else "round"
         self._color = None if palette.ansi or palette.mono else palette.colors["focus"]
 
@@ -157,7 +164,7 @@ class HelpScreen(ModalScreen[None]):
         with VerticalScroll() as frame:
             frame.styles.border = (self._border, self._color or "ansi_default")  # type: ignore[assignment]
             frame.border_title = " Help "
-            frame.border_subtitle = " esc closes "
+            frame.border_subtitle = f" up/down scrolls {self._dot} esc closes "
             yield Static(self._text)
 
     def on_mount(self) -> None:

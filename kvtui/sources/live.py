@@ -62,6 +62,7 @@ class LiveSource:
         self._step_ns = 0.0
         """Running mean of how long a step takes when nothing holds it up."""
         self._queue: deque[TraceMessage] = deque()
+        self._engine = engine
         engine.add_sink(self._queue.append)
 
     # -- what is shown -------------------------------------------------------------------------------------------
@@ -104,6 +105,11 @@ class LiveSource:
     def looking_back(self) -> bool:
         """Whether another step than the newest is shown."""
         return self._past is not None
+
+    @property
+    def num_arrived(self) -> int:
+        """Requests that came since the last step and that the next one takes in."""
+        return self._engine.num_arrived
 
     @property
     def engine_paused(self) -> bool:

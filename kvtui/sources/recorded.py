@@ -24,6 +24,7 @@ class RecordingSource(Playback):
     """
 
     live = False
+    num_arrived = 0
     looking_back = False
     engine_paused = False
     first = 0

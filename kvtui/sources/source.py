@@ -19,6 +19,7 @@ class Source(Protocol):
         state: The fold up to `position`; one object for as long as `generation` stays the same.
         live: Whether an engine is behind it.
         looking_back: Whether an engine is behind it and another step than its newest is shown. The engine goes on.
+        num_arrived: Requests that came since the last step; the engine's next one takes them in.
         engine_paused: Whether an engine is behind it and is held; looking back has no part in this.
         position: Index of the step shown; -1 before the first.
         first: The first step that can be shown; later than 0 where the oldest were let go.
@@ -42,6 +43,9 @@ class Source(Protocol):
 
     @property
     def looking_back(self) -> bool: ...  # noqa: D102 - see Attributes
+
+    @property
+    def num_arrived(self) -> int: ...  # noqa: D102 - see Attributes
 
     @property
     def engine_paused(self) -> bool: ...  # noqa: D102 - see Attributes

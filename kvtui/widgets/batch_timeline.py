@@ -35,6 +35,8 @@ _LEGEND = (
     (Mark.PREEMPTED, "preempted"),
     (Mark.ENDED, "end"),
     (Mark.ENDED_BADLY, "failed"),
+    (Mark.ABORTED, "aborted"),
+    (Mark.REDONE, "lost, redone"),
 )
 
 
@@ -189,6 +191,7 @@ def _draw_request(view: View, request: int, live: bool, marks: bytes, cells: int
         Mark.ABSENT: palette.blank,
         Mark.WAITING: palette.faint,
         Mark.PREEMPTED: hue if dimmed else palette.warning,
+        Mark.REDONE: hue if dimmed else palette.warning,
         Mark.ENDED_BADLY: hue if dimmed else palette.error,
     }
     codes = np.frombuffer(marks, np.uint8)

@@ -12,7 +12,7 @@ from kvtui.safe_text import clean
 from kvtui.safe_text import width as cells_of
 from kvtui.sizes import in_bytes
 from kvtui.waste import Waste, waste_of
-from kvtui.widgets.level_chart import CACHED, EIGHTHS, SCALES, cells, gather
+from kvtui.widgets.level_chart import CACHED, EIGHTHS, SCALES, TRACE, cells, gather
 from kvtui.widgets.line import Line
 from kvtui.widgets.line_panel import LinePanel
 
@@ -55,7 +55,7 @@ class FreePool(LinePanel):
             if advice is not None:
                 words = advice_words(advice, view.names.of)
                 self._advice = [clean(form, ascii_only=view.glyphs.ascii, limit=400) for form in words]
-        self.set_title("Free pool")
+        self.set_title("Pool")
 
     def rows(self, view: View, width: int, height: int) -> Sequence[Hashable]:
         """From top to bottom: levels, chart, events, axis, words; the chart is given up last."""
@@ -68,7 +68,8 @@ class FreePool(LinePanel):
         self._per_column_now = gathered.steps_per_column
         words: list[Hashable] = [("limit", tuple(self._advice)), ("waste", self._waste), ("bytes", self._waste)]
         words = words if height >= 10 else words[:2] if height >= 8 else words[:1] if height >= 6 else []
-        axis: list[Hashable] = [("axis", gathered.first, gathered.stop, gathered.steps_per_column)]
+        merged = 6 <= height < 11
+        axis: list[Hashable] = [("axis", gathered.first, gathered.stop, gathered.steps_per_column, merged)]
         axis = axis if height >= 4 else []
         events: list[Hashable] = []
         if height >= 11:
@@ -142,7 +143,7 @@ def _draw_levels(line: Line, view: View, used: int, cached: int, free: int, cpu_
     if num_cpu_blocks:
         line.add("cpu", palette.muted).gap().add(f"{cpu_used:,}/{num_cpu_blocks:,}", palette.strong).gap(2)
     if low and line.room > 12:
-        line.add("nearly full", palette.warning).gap(2)
+        line.add("nearly full" if cached + free else "full", palette.warning).gap(2)
     if waste is not None:
         styles = {"": palette.muted, "strong": palette.strong}
         for variant in waste_words(waste, view.state.header.block_size, glyphs):
@@ -171,6 +172,8 @@ def _cell(code: int, view: View, used: Style) -> tuple[str, Style]:
     glyphs, palette = view.glyphs, view.palette
     if code == CACHED:
         return glyphs.cached, palette.cached
+    if code == TRACE:
+        return glyphs.trace, palette.cached
     if code == 0:
         return " ", palette.blank
     if glyphs.ascii:  # in ASCII nothing fills a part of a cell from below
@@ -186,7 +189,7 @@ def _draw_events(line: Line, view: View, gutter: int, word: str, counts: bytes) 
     line.add("".join(_COUNTS[v] if v < 10 else view.glyphs.many for v in values.tolist()), style)
 
 
-def _draw_axis(line: Line, view: View, gutter: int, first: int, stop: int, per_column: int) -> None:
+def _draw_axis(line: Line, view: View, gutter: int, first: int, stop: int, per_column: int, merged: bool) -> None:
     palette = view.palette
     left, right = f"{first:,}", f"{stop - 1:,}"
     columns = (stop - 1) // per_column - first // per_column + 1
@@ -196,6 +199,9 @@ def _draw_axis(line: Line, view: View, gutter: int, first: int, stop: int, per_c
     space = line.cells - 1 - start - len(left) - len(right)
     if space > 1:
         line.to(start).add(left, palette.muted)
+        explained = f"{scale}; pressure: preempted + evicted" if merged else scale
+        if space > len(explained) + 4:
+            scale = explained
         if space > len(scale) + 4:
             line.gap((space - len(scale)) // 2).add(scale, palette.faint)
     line.to(line.cells - 1 - len(right)).add(right, palette.muted)

@@ -106,13 +106,14 @@ def parts_of(view: View, url: str | None) -> list[Part]:
     step = f"step {source.position:,}" if source.position >= 0 else "no step yet"
     if source.position >= 0 and not source.live and source.length:
         step += f"/{source.length - 1:,}"
+    name = clean(model.name, ascii_only=ascii_only, limit=_LONGEST_NAME)
     parts = [Part(6, "kvtui", "strong"), badge]
     if source.looking_back and not source.error:
         running = ("the engine is paused", "warning") if source.engine_paused else ("the engine goes on", "good")
         parts.append(Part(1, *running))
     parts += [
         Part(1, clean(header.provenance, ascii_only=ascii_only), "muted" if measured else "warning"),
-        Part(3, clean(model.name, ascii_only=ascii_only, limit=_LONGEST_NAME), "text"),
+        Part(3, name if name != header.provenance else "", "text"),
         Part(
             7,
             clean(
@@ -129,6 +130,8 @@ def parts_of(view: View, url: str | None) -> list[Part]:
         parts.append(Part(5, f"cpu {view.state.cpu_used:,}/{header.num_cpu_blocks:,}", "text"))
     if url:
         parts.append(Part(4, clean(url, ascii_only=ascii_only, limit=80), "accent"))
+    if source.num_arrived and source.engine_paused:
+        parts.append(Part(2, f"{source.num_arrived:,} arrived, taken at the next step", "warning"))
     if source.looking_back:
         parts.append(Part(0, f"LIVE +{behind:,} steps", "warning", right=True))
     parts.append(Part(1, step, "strong", right=True))
@@ -137,7 +140,7 @@ def parts_of(view: View, url: str | None) -> list[Part]:
     elif len(view.history):
         parts.append(Part(8, f"{_rate(rates.steps_per_s)} steps/s", "muted", right=True))
         parts.append(Part(2, f"{_rate(rates.tokens_per_s)} tok/s", "text", right=True))
-    return parts
+    return [part for part in parts if part.text]
 
 
 def _rate(value: float) -> str:

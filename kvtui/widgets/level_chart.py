@@ -15,6 +15,8 @@ EIGHTHS = 8
 """Heights that a cell can show."""
 CACHED = EIGHTHS + 1
 """Code of a cell in the cached area; 0 is the free area and 1 to 8 are eighths of the used area."""
+TRACE = CACHED + 1
+"""Code of a cell in which something is cached that rounds to no cell."""
 
 
 SCALES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512, 1024)
@@ -87,13 +89,14 @@ def cells(gathered: Gathered, num_blocks: int, rows: int) -> npt.NDArray[np.uint
     """Codes of the chart, uint8 `[rows, columns]`, the top row first.
 
     Used blocks are drawn to an eighth of a cell; the cached area on top of them in whole cells. Whatever is not none is
-    seen: an eighth, or a cell.
+    seen: an eighth, or a trace.
     """
     scale = rows / max(1, num_blocks)
     eighths = np.clip(np.rint(gathered.used * scale * EIGHTHS), gathered.used > 0, rows * EIGHTHS).astype(np.int64)
     used_cells = -(-eighths // EIGHTHS)
     cached = gathered.held > gathered.used
-    top = np.minimum(np.maximum(np.rint(gathered.held * scale).astype(np.int64), used_cells + cached), rows)
+    top = np.minimum(np.rint(gathered.held * scale).astype(np.int64), rows)
     row = np.arange(rows - 1, -1, -1)[:, None]
     level = np.clip(eighths - row * EIGHTHS, 0, EIGHTHS)
-    return np.where((level == 0) & (row < top), CACHED, level).astype(np.uint8)
+    trace = cached & (top <= used_cells) & (row == used_cells)
+    return np.where(level > 0, level, np.where(row < top, CACHED, np.where(trace, TRACE, 0))).astype(np.uint8)

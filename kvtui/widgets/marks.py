@@ -22,6 +22,11 @@ _WORD_OF_STATUS = {
     RequestStatus.FINISHED_ERROR: "failed",
 }
 _WORD_OF_PHASE = {Phase.PREFILL: "prefill", Phase.DECODE: "decode", Phase.RECOMPUTE: "recompute"}
+_MARK_OF_END = {
+    RequestStatus.FINISHED_STOPPED: Mark.ENDED,
+    RequestStatus.FINISHED_LENGTH: Mark.ENDED,
+    RequestStatus.FINISHED_ABORTED: Mark.ABORTED,
+}
 _MARK_OF_PHASE = {Phase.PREFILL: Mark.PREFILL, Phase.DECODE: Mark.DECODE, Phase.RECOMPUTE: Mark.RECOMPUTE}
 
 
@@ -32,8 +37,9 @@ def glyph_of(mark: int, glyphs: Glyphs) -> str:
 
 def mark_row(glyphs: Glyphs) -> str:
     """The glyphs of all marks, in the order of their codes."""
-    end, bad = ("|", "!") if glyphs.ascii else ("▌", "!")
-    return " " + glyphs.dot + glyphs.prefill + glyphs.decode + glyphs.recompute + glyphs.evicted + end + bad
+    end, bad, redone, aborted = ("|", "!", "X", "/") if glyphs.ascii else ("▌", "!", "◈", "/")
+    running = glyphs.prefill + glyphs.decode + glyphs.recompute
+    return " " + glyphs.dot + running + glyphs.evicted + end + bad + redone + aborted
 
 
 def mark_of(request: RequestState) -> Mark:
@@ -49,7 +55,7 @@ def mark_of(request: RequestState) -> Mark:
         return Mark.WAITING
     if status == RequestStatus.PREEMPTED:
         return Mark.PREEMPTED
-    return Mark.ENDED if status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH) else Mark.ENDED_BADLY
+    return _MARK_OF_END.get(status, Mark.ENDED_BADLY)
 
 
 def word_of(request: RequestState) -> str:

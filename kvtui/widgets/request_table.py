@@ -150,6 +150,8 @@ class RequestTable(WheelScrolled, LinePanel):
         glyphs = view.glyphs
         places = self._places_shown()
         parts = [*others, *self._position(places), *self._ended_count]
+        if view.source.num_arrived and view.source.engine_paused:
+            parts.insert(0, f"{view.source.num_arrived} arrived, taken at the next step")
         self.set_title(f"Requests {glyphs.horizontal} {first}", *parts, separator=f" {glyphs.dot} ")
         if not self._order:
             return _empty_state(view)

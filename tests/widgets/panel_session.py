@@ -76,6 +76,10 @@ class Session:
         return self.state.step
 
     @property
+    def num_arrived(self) -> int:
+        return self.engine.num_arrived
+
+    @property
     def engine_paused(self) -> bool:
         return self.paused
 

@@ -42,11 +42,10 @@ async def test_each_request_has_a_row_and_each_step_a_column_with_the_newest_at_
 
 async def test_the_legend_names_every_glyph():
     panel = BatchTimeline()
-    async with shown(panel, busy_session().view(), 100, 20):
+    words = ("prefill", "decode", "recompute", "waits", "preempted", "end", "failed", "aborted", "lost, redone")
+    async with shown(panel, busy_session().view(), 110, 20):
         legend = lines(panel)[-1]
-        for glyph, word in zip(
-            "▒▪◇·×▌!", ("prefill", "decode", "recompute", "waits", "preempted", "end", "failed"), strict=True
-        ):
+        for glyph, word in zip("▒▪◇·×▌!/◈", words, strict=True):
             assert f"{glyph} {word}" in legend
 
 

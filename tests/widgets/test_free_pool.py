@@ -9,7 +9,7 @@ from panel_session import Session, busy_session, lines, shown
 from kvtui.glyphs import ASCII, UNICODE
 from kvtui.waste import Waste, waste_of
 from kvtui.widgets.free_pool import FreePool, byte_words, waste_words
-from kvtui.widgets.level_chart import CACHED, Gathered, cells, gather
+from kvtui.widgets.level_chart import CACHED, TRACE, Gathered, cells, gather
 
 
 def gathered(used, held, **fields):
@@ -30,7 +30,8 @@ def test_used_blocks_are_drawn_to_an_eighth_of_a_cell_and_cached_ones_above_them
 
 def test_whatever_is_not_none_is_seen():
     codes = cells(gathered([1, 0, 1], [1, 1, 2]), num_blocks=10_000, rows=3)
-    assert codes.tolist() == [[0, 0, 0], [0, 0, CACHED], [1, CACHED, 1]]
+    assert codes.tolist() == [[0, 0, 0], [0, 0, TRACE], [1, TRACE, 1]]
+    assert cells(gathered([0], [10_000]), num_blocks=10_000, rows=3).tolist() == [[CACHED], [CACHED], [CACHED]]
 
 
 def test_a_column_is_the_mean_of_its_steps_and_keeps_its_value_while_it_moves():
@@ -106,7 +107,8 @@ async def test_a_nearly_full_pool_is_called_so():
     assert session.state.free + session.state.cached == 0
     panel = FreePool()
     async with shown(panel, session.view(), 80, 9):
-        assert "nearly full" in lines(panel)[0]
+        assert " full " in lines(panel)[0]
+        assert "nearly" not in lines(panel)[0]
 
 
 async def test_steps_a_column_can_be_chosen():

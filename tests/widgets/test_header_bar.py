@@ -105,3 +105,15 @@ async def test_before_the_first_step_no_step_and_no_speed_is_claimed():
     line = await header(session, 100)
     assert "no step yet" in line
     assert "tok/s" not in line
+
+
+async def test_requests_that_arrive_while_the_engine_is_held_are_announced_and_one_name_is_said_once():
+    session = Session()
+    session.ask()
+    session.run(2)
+    session.ask()
+    session.paused = True
+    async with shown(HeaderBar(), session.view(), 110, 1) as pilot:
+        line = lines(pilot.app.panel)[0]
+        assert "1 arrived, taken at the next step" in line
+        assert line.count("simulated") == 1
