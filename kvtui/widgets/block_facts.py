@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from engine.request import RequestStatus
 from kvtui.safe_text import clean
 from kvtui.widgets.spans import called, flowing, groups
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
     from engine.trace.state import PoolState
     from kvtui.view import View
     from kvtui.widgets.spans import Row, Span
+
+SOON = 8
+"""A cached block with fewer in front of it in the free queue is about to lose its content."""
 
 
 def block_rows(view: View, block: int, width: int) -> list[Row]:
@@ -35,6 +40,11 @@ def block_rows(view: View, block: int, width: int) -> list[Row]:
         facts.append(("cached: nobody holds it, its content can still be found", "text"))
     else:
         facts.append(("free", "text"))
+    if not refs and state.header.policy == "paged":
+        before = int(np.count_nonzero((state.refs == 0) & (state.free_order < state.free_order[block])))
+        when = f"{before:,} others are taken before it" if before > 1 else "one is taken before it"
+        when = when if before else "it is taken next"
+        facts.extend([separator, (when, "warning" if key and before < SOON else "muted")])
     if key:
         facts.extend([separator, (f"hash {key & 0xFFFFFFFFFFFFFFFF:016x}"[:13] + view.glyphs.ellipsis, "muted")])
     elif refs:

@@ -264,6 +264,22 @@ async def test_the_next_page_lists_the_blocks_in_the_order_in_which_they_are_tak
             assert [m.block for m in pilot.app.posted if isinstance(m, BlockSelected)] == [order[1]]
 
 
+async def test_a_block_that_nobody_holds_says_how_many_are_taken_before_it(tmp_path) -> None:
+    with played(tmp_path, step=45) as source:
+        panel = Inspector()
+        queue = source.state.free_queue(64).tolist()
+        assert len(queue) > 2
+        async with shown(panel, source.view(block=queue[0]), 150, 12):
+            assert "it is taken next" in text(panel)
+            panel.update_view(source.view(block=queue[1]), (), False)
+            assert "one is taken before it" in text(panel)
+            panel.update_view(source.view(block=queue[2]), (), False)
+            assert "2 others are taken before it" in text(panel)
+            used = next(b for b in range(20) if source.state.refs[b])
+            panel.update_view(source.view(block=used), (), False)
+            assert "taken before it" not in text(panel)
+
+
 @pytest.mark.parametrize("glyphs", [UNICODE, ASCII], ids=["unicode", "ascii"])
 @pytest.mark.parametrize("size", [(1, 1), (14, 3), (58, 5), (76, 9), (108, 12)])
 async def test_every_line_of_every_page_is_as_wide_as_the_panel(tmp_path, glyphs, size) -> None:
