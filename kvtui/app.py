@@ -132,7 +132,7 @@ class KvtuiApp(Actions):
 
     def get_default_screen(self) -> Screen[Any]:
         """The dashboard itself."""
-        return MainScreen(self.hidden)
+        return MainScreen(self.hidden, self.source.header.num_cpu_blocks)
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         """Our CSS variables, for themes that do not bring them."""

@@ -17,6 +17,7 @@ from kvtui.terminal import MIN_HEIGHT, MIN_WIDTH, WIDE
 from kvtui.view import Panel
 from kvtui.widgets.batch_timeline import BatchTimeline
 from kvtui.widgets.block_moves import MovableGrid
+from kvtui.widgets.cpu_grid import CpuGrid
 from kvtui.widgets.footer_bar import FooterBar
 from kvtui.widgets.formula_sheet import FormulaSheet
 from kvtui.widgets.free_pool import FreePool
@@ -82,6 +83,7 @@ class MainScreen(Screen[None]):
     The first `update` draws everything; panels out of sight are left alone until they are shown.
 
     Args:
+        num_cpu_blocks: Of the engine's CPU pool.
         hidden: Ids of panels that are left out where all are shown together, until they are asked for.
     """
 
@@ -122,7 +124,7 @@ class MainScreen(Screen[None]):
     }
     """
 
-    def __init__(self, hidden: frozenset[str] = frozenset()) -> None:
+    def __init__(self, hidden: frozenset[str] = frozenset(), num_cpu_blocks: int = 0) -> None:
         super().__init__()
         self.header = HeaderBar(id="header")
         self.tabs = TabBar()
@@ -140,6 +142,7 @@ class MainScreen(Screen[None]):
         self.in_place = {place[0] for place in _PLACES}
         """Of the panels that share a place, those that have it."""
         self._hidden = hidden
+        self._num_cpu_blocks = num_cpu_blocks
         self._inspected_from: int | None = None
         self._panels: list[Panel] = []
         self._stale: set[Panel] = set()
@@ -155,6 +158,8 @@ class MainScreen(Screen[None]):
             with Vertical(id="left"):
                 with Vertical(id="blocks-frame", classes="framed"):
                     yield self.grid
+                    if self._num_cpu_blocks:
+                        yield CpuGrid(self._num_cpu_blocks)
                     yield self.legend
                 yield self.inspector
                 yield FreePool(id="pool", classes="framed")

@@ -1,0 +1,72 @@
+"""The second grid shows the CPU pool block by block, and what was just moved."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from pressed_engine import pressed_engine, run
+
+from engine.loop import EngineLoop
+from engine.trace.events import NO_REQUEST
+from kvtui.app import KvtuiApp
+from kvtui.sources.live import LiveSource
+from kvtui.widgets.cpu_grid import CpuGrid, lines_for
+
+
+def live(num_cpu_blocks: int, **options: object) -> tuple[KvtuiApp, object]:
+    engine = pressed_engine(num_cpu_blocks)
+    return KvtuiApp(LiveSource(engine, EngineLoop(engine)), theme="dark", **options), engine  # type: ignore[arg-type]
+
+
+def cells_of(app: KvtuiApp) -> str:
+    grid = app.main.query_one(CpuGrid)
+    lines = [grid.render_line(y).text for y in range(grid.size.height)]
+    return "".join(line[len("CPU 12 ") :].rstrip() for line in lines)
+
+
+async def test_every_cell_says_what_its_block_holds() -> None:
+    app, engine = live(12)
+    seen: set[str] = set()
+    async with app.run_test(size=(200, 50)) as pilot:
+        for start in range(0, 240, 8):
+            run(engine, 8, start)  # type: ignore[arg-type]
+            app.hurry()
+            await pilot.pause(0.05)
+            state = app.source.state
+            cells = cells_of(app)
+            assert len(cells) == 12
+            for cell, filled, owner in zip(cells, state.cpu_filled, state.cpu_owner, strict=True):
+                if cell == "⇄":
+                    seen.add("moved")
+                elif filled == 0:
+                    assert cell == "·"
+                elif owner == NO_REQUEST:
+                    assert cell == "░"
+                    seen.add("kept")
+                else:
+                    assert cell in "▁▂▃▄▅▆▇█"
+                    seen.add("swapped")
+    assert {"moved", "kept"} <= seen
+
+
+async def test_without_a_cpu_pool_there_is_no_second_grid() -> None:
+    engine = pressed_engine(0, "recompute")
+    app = KvtuiApp(LiveSource(engine, EngineLoop(engine)), theme="dark")
+    async with app.run_test(size=(200, 50)):
+        assert not app.main.query(CpuGrid)
+
+
+@pytest.mark.parametrize("size", [(200, 50), (80, 24)])
+async def test_a_large_pool_is_drawn_in_few_lines(size: tuple[int, int]) -> None:
+    app, _ = live(5000, ascii_only=True)
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause(0.1)
+        grid = app.main.query_one(CpuGrid)
+        assert grid.size.height == lines_for(5000) == 3
+        state = app.source.state
+        state.cpu_filled[:] = state.header.block_size
+        state.cpu_owner[:] = np.arange(5000) % 3
+        grid.redraw(everything=True)
+        text = "".join(grid.render_line(y).text for y in range(3))
+        assert text.isascii()
+        assert text.count("#") * -(-5000 // text.count("#")) >= 5000
