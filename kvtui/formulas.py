@@ -71,7 +71,7 @@ def formulas_of(state: PoolState, history: History, waste: Waste) -> list[Formul
     """All of them for one moment; time proportional to the live requests and to what the history remembers."""
     header = state.header
     holders = [r for r in state.requests.values() if r.table and not RequestStatus(r.status).is_finished]
-    lengths = [r.num_computed for r in holders]
+    lengths = [r.num_held(header.block_size) for r in holders]
     longest = [max(r.num_computed, min(r.num_prompt_tokens + r.max_tokens, header.max_model_len)) for r in holders]
     return [
         _cache_bytes(header, lengths),

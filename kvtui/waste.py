@@ -44,7 +44,7 @@ def waste_of(state: PoolState) -> Waste:
     tokens = longest = 0
     for request in state.requests.values():
         if request.table and not RequestStatus(request.status).is_finished:
-            tokens += request.num_computed
+            tokens += request.num_held(header.block_size)
             longest += max(
                 request.num_computed, min(request.num_prompt_tokens + request.max_tokens, header.max_model_len)
             )

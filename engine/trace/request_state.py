@@ -102,6 +102,10 @@ class RequestState:
         table = self.table
         return len(table) - table.count(NO_BLOCK) if table and table[0] < 0 else len(table)
 
+    def num_held(self, block_size: int) -> int:
+        """Computed tokens whose keys and values its blocks hold: not those behind a sliding window."""
+        return self.num_computed - (len(self.table) - self.num_blocks) * block_size
+
     @property
     def num_output_tokens(self) -> int:
         """Tokens generated so far."""
