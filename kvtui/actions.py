@@ -156,6 +156,15 @@ class Actions(TimeActions):
             self._say(f"{path} written")
             return
 
+    def action_command_palette(self) -> None:
+        """Open the list of commands, in characters that the terminal has."""
+        from kvtui.screens.commands import AsciiCommandPalette
+
+        if not self.glyphs.ascii:
+            super().action_command_palette()
+        elif not isinstance(self.screen, AsciiCommandPalette):
+            self.push_screen(AsciiCommandPalette(placeholder="Search for commands", id="--command-palette"))
+
     async def action_quit(self) -> None:
         """Leave at once."""
         self.leave(0)

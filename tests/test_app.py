@@ -948,3 +948,17 @@ async def test_a_recording_that_is_opened_in_the_middle_shows_the_steps_before(t
         async with app.run_test(size=(160, 45)) as pilot:
             await frame(pilot)
             assert len(app.history) == 13
+
+
+async def test_the_command_palette_is_ascii_where_all_is() -> None:
+    live = Live(ascii_only=True)
+    async with live.app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("space", "ctrl+p")
+        for _ in range(20):
+            await pilot.pause(0.05)
+            if "Blocks: zoom" in text_of(live.app):
+                break
+        picture = text_of(live.app)
+        assert "Blocks: zoom" in picture
+        assert "Search for commands" in picture
+        assert picture.isascii(), [c for c in picture if not c.isascii()]
