@@ -29,7 +29,7 @@ from kvtui.screens.main import MainScreen
 from kvtui.settings import Settings, glyphs_with
 from kvtui.terminal import driver_for, drop_pending_writes, pending_writes, served, terminal_problem
 from kvtui.themes import PREFIX, Colorless, PlainScrollBar, textual_theme, variables_of
-from kvtui.view import BlockSelected, PrefixSelected, RequestSelected, View
+from kvtui.view import BlockSelected, Prefix, PrefixSelected, RequestSelected, View
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -115,8 +115,7 @@ class KvtuiApp(Actions):
         self.exit_reason: str | None = None
         self._selected_request: int | None = None
         self._selected_block: int | None = None
-        self._selected_prefix: int | None = None
-        self._prefix_blocks: tuple[int, ...] = ()
+        self._selected_prefix: Prefix | None = None
         self._generation = source.generation if source.position < 0 else -1
         """Of the last picture; one that begins in the middle of a trace has the steps before it to read."""
         self._pace = Pace(frame_rate=settings.frame_rate) if settings and settings.frame_rate else Pace()
@@ -287,8 +286,8 @@ class KvtuiApp(Actions):
             glyphs=self.glyphs,
             selected_request=self._selected_request,
             selected_block=self._selected_block,
-            selected_prefix=self._selected_prefix,
-            selected_blocks=self._prefix_blocks,
+            selected_prefix=self._selected_prefix.key if self._selected_prefix is not None else None,
+            selected_blocks=self._selected_prefix.blocks_in(state) if self._selected_prefix is not None else (),
             running=frozenset(member[0] for member in last.batch) if last is not None else frozenset(),
             listen_url=self.listen_url,
             names=self.names,
@@ -308,7 +307,7 @@ class KvtuiApp(Actions):
     def on_prefix_selected(self, message: PrefixSelected) -> None:
         """A panel picked a prefix: its blocks are lit."""
         self._selected_request = self._selected_block = None
-        self._selected_prefix, self._prefix_blocks = message.key, message.blocks
+        self._selected_prefix = message.prefix
         self.draw()
 
     def on_block_selected(self, message: BlockSelected) -> None:
@@ -337,7 +336,7 @@ class KvtuiApp(Actions):
     def select(self, request: int | None, block: int | None) -> None:
         """Select a request, a block, both, or nothing; all panels show it at once."""
         self._selected_request, self._selected_block = request, block
-        self._selected_prefix, self._prefix_blocks = None, ()
+        self._selected_prefix = None
         self.draw()
 
     def select_block(self, block: int | None) -> None:

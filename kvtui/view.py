@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from itertools import compress
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+import numpy as np
 from textual.binding import Binding
 from textual.message import Message
 from textual.scroll_view import ScrollView
@@ -77,18 +79,33 @@ class RequestSelected(Message):
         self.inspect = inspect
 
 
-class PrefixSelected(Message):
-    """The user picked a prefix (or none) in a panel; the app answers with a new view.
+class Prefix(NamedTuple):
+    """A prefix that was picked.
 
     Attributes:
         key: Content key of a block in it.
         blocks: The blocks that hold it.
+        contents: What each of them holds, as content keys.
     """
 
-    def __init__(self, key: int | None, blocks: tuple[int, ...]) -> None:
+    key: int
+    blocks: tuple[int, ...]
+    contents: tuple[int, ...]
+
+    def blocks_in(self, state: PoolState) -> tuple[int, ...]:
+        """Those of the blocks that hold the same in this state."""
+        if not self.blocks:
+            return ()
+        same = state.key[np.array(self.blocks)] == np.array(self.contents)
+        return self.blocks if same.all() else tuple(compress(self.blocks, same.tolist()))
+
+
+class PrefixSelected(Message):
+    """The user picked a prefix (or none) in a panel; the app answers with a new view."""
+
+    def __init__(self, prefix: Prefix | None) -> None:
         super().__init__()
-        self.key = key
-        self.blocks = blocks
+        self.prefix = prefix
 
 
 class BlockSelected(Message):

@@ -962,3 +962,21 @@ async def test_the_command_palette_is_ascii_where_all_is() -> None:
         assert "Blocks: zoom" in picture
         assert "Search for commands" in picture
         assert picture.isascii(), [c for c in picture if not c.isascii()]
+
+
+async def test_a_selected_prefix_lights_no_block_that_holds_something_else_by_now() -> None:
+    live = Live(num_blocks=24)
+    live.ask(1, max_tokens=8)
+    async with live.app.run_test(size=(80, 24)) as pilot:
+        live.run(12)
+        await frame(pilot)
+        await pilot.press("7", "down", "1")
+        await frame(pilot)
+        before = live.app.view().selected_blocks
+        assert before
+        live.ask(3, text="something else that needs all of the blocks there are, ")
+        live.run(20)
+        await frame(pilot)
+        view = live.app.view()
+        assert set(view.selected_blocks) < set(before)
+        assert all(view.state.touched[block] < 12 for block in view.selected_blocks)

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 CHECKPOINT_STEPS = 256
 """A copy of the state is kept after so many steps, so that going back folds no more than these."""
 
+_CHECKPOINT_BYTES = 1 << 28
+"""Most memory that the copies of a lane take; where it is too little, there are more steps between them."""
+_BYTES_PER_BLOCK = 64
+_BYTES_PER_COPY = 1 << 20
+
 _HISTORY_STEPS = 1024
 
 
@@ -108,6 +113,8 @@ class LanePlayer:
             )
         self.state = PoolState(lane.header)
         self._kept = {-1: self.state.copy()}
+        copies = max(1, _CHECKPOINT_BYTES // (_BYTES_PER_COPY + lane.header.num_blocks * _BYTES_PER_BLOCK))
+        self._apart = max(CHECKPOINT_STEPS, -(-len(self._steps) // copies))
 
     @property
     def length(self) -> int:
@@ -147,7 +154,7 @@ class LanePlayer:
             came.append(step)
             if not back:
                 self.history.append(step, self.state)
-            if (index + 1) % CHECKPOINT_STEPS == 0 and index not in self._kept:
+            if (index + 1) % self._apart == 0 and index not in self._kept:
                 self._kept[index] = self.state.copy()
         if back:
             self.history.rebuild(self.context(_HISTORY_STEPS), self.state)

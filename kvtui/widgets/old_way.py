@@ -121,7 +121,7 @@ class OldWay(LinePanel):
         lines = max(1, height - len(legend) - len(below))
         cells = max(1, width - 2)
         num_blocks = view.state.header.num_blocks
-        drawn = strip_cells(view.state, ghost, -(-num_blocks // (lines * cells)))
+        drawn = strip_cells(view.state, ghost, max(1, -(-num_blocks // (lines * cells))))
         broad = next((b for b in range(_BROADEST, 1, -1) if cells // b * lines >= num_blocks), 1)
         cells -= cells % broad
         if broad > 1:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from textual.binding import Binding
 
-from kvtui.prefix_tree import Place, PrefixTree, blocks_of
+from kvtui.prefix_tree import Place, PrefixTree
 from kvtui.safe_text import clean, fit
-from kvtui.view import PrefixSelected, RequestSelected
+from kvtui.view import Prefix, PrefixSelected, RequestSelected
 from kvtui.widgets.line import Line
 from kvtui.widgets.line_panel import LinePanel
 from kvtui.widgets.wheel import WheelScrolled
@@ -94,7 +94,7 @@ class PrefixPanel(WheelScrolled, LinePanel):
         """Key of the first line; the lines are known by keys, since runs come and go."""
         self._cursor: int | None = None
         self._shown: list[int] = []
-        self._lit: tuple[int, tuple[int, ...]] | None = None
+        self._lit: Prefix | None = None
 
     # -- following -----------------------------------------------------------------------------------------------
 
@@ -132,11 +132,16 @@ class PrefixPanel(WheelScrolled, LinePanel):
         if key is None or self.prefixes is None:
             self._lit = None
             return
-        node = self.prefixes.nodes.get(key)
-        lit = (key, tuple(blocks_of(node.run.nodes)) if node is not None else ())
-        if lit[1] != view.selected_blocks and lit != self._lit:
+        run = self._run(key)
+        if run is None:
+            # While a large cache is still being read, it may be on its way.
+            if not self.behind:
+                self.post_message(PrefixSelected(None))
+            return
+        lit = _prefix_of(key, run)
+        if lit.blocks != view.selected_blocks and lit != self._lit:
             self._lit = lit
-            self.post_message(PrefixSelected(*lit) if node is not None else PrefixSelected(None, ()))
+            self.post_message(PrefixSelected(lit))
 
     # -- the window ----------------------------------------------------------------------------------------------
 
@@ -248,7 +253,7 @@ class PrefixPanel(WheelScrolled, LinePanel):
                 self._top = self._back_from(run, window - 1)
         self._cursor = key
         self.redraw()
-        self.post_message(PrefixSelected(key, tuple(blocks_of(run.nodes))))
+        self.post_message(PrefixSelected(_prefix_of(key, run)))
 
     def _move(self, rows: int) -> None:
         if self.prefixes is None or not self.prefixes.nodes:
@@ -328,6 +333,11 @@ class PrefixPanel(WheelScrolled, LinePanel):
     def on_blur(self) -> None:
         """Hide the cursor."""
         self.redraw()
+
+
+def _prefix_of(key: int, run: Run) -> Prefix:
+    held = [(block, node.key) for node in run.nodes for block in node.blocks]
+    return Prefix(key, tuple(block for block, _ in held), tuple(content for _, content in held))
 
 
 def _count(number: int, noun: str) -> str:

@@ -13,7 +13,7 @@ from engine.simulated import simulated_engine
 from engine.trace.state import PoolState
 from kvtui.glyphs import ASCII
 from kvtui.palette import load_palettes
-from kvtui.view import PrefixSelected, RequestSelected
+from kvtui.view import Prefix, PrefixSelected, RequestSelected
 from kvtui.widgets.prefix_tree import PrefixPanel
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ class Posting(PanelApp):
         self.posted.append(message)
 
 
-def prefix_of(pilot: Pilot[None]) -> list[PrefixSelected]:
-    return [message for message in pilot.app.posted if isinstance(message, PrefixSelected)]
+def prefix_of(pilot: Pilot[None]) -> list[Prefix]:
+    return [message.prefix for message in pilot.app.posted if isinstance(message, PrefixSelected)]
 
 
 @pytest.fixture(autouse=True)
