@@ -69,6 +69,8 @@ def driver_for(terminal: TextIO, on_leave: Callable[[], None]) -> type[Driver]:
             super().resume_application_mode()
 
         def stop_application_mode(self) -> None:
+            # A terminal that has grown meanwhile may move the last frame into what can be scrolled back to.
+            self.write("\x1b[2J\x1b[H")
             super().stop_application_mode()
             on_leave()
 

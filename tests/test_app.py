@@ -485,7 +485,7 @@ async def test_what_the_process_prints_is_in_the_log_panel() -> None:
 
 async def test_the_help_fits_any_size_and_explains_the_glyphs() -> None:
     live = Live()
-    async with live.app.run_test(size=(120, 90)) as pilot:
+    async with live.app.run_test(size=(120, 120)) as pilot:
         await pilot.press("question_mark")
         await pilot.pause()
         picture = text_of(live.app)
