@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 
-from engine.model.projection import MakeProjection, Projection, join, make_projection
+from engine.model.projection import MakeProjection, Projection, join, make_projection, packs
 
 if TYPE_CHECKING:
     from engine.attention.metadata import AttentionMetadata, PagedAttention
@@ -41,7 +41,7 @@ class _Norm:
 
     @classmethod
     def of(cls, module: Any) -> _Norm:
-        return cls(module.weight.detach(), float(module.variance_epsilon))
+        return cls(module.weight.detach().clone(), float(module.variance_epsilon))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,10 @@ class FusedLlama:
         config = model.config
         self._attention = attention
         self._layers = layers
-        self._embedding: torch.Tensor = model.model.embed_tokens.weight.detach()
+        embedding = model.model.embed_tokens.weight.detach()
+        # Where the linear layers have copies, the embedding has one too: it alone would keep the whole file mapped.
+        copied = make is not make_projection or packs(embedding)
+        self._embedding: torch.Tensor = embedding.clone() if copied else embedding
         self._norm = _Norm.of(model.model.norm)
         self._head = make(model.lm_head.weight.detach(), _bias(model.lm_head))
         self._num_heads: int = config.num_attention_heads

@@ -19,6 +19,11 @@ _PACK_FOR_ROWS = 32
 """Rows that the packed layout is chosen for; it serves any number (measured: within 5% of the best from 4 rows up)."""
 
 
+def packs(weight: torch.Tensor) -> bool:
+    """Whether `make_projection` copies a weight into a layout of its own."""
+    return weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+
+
 def make_projection(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Projection:
     """A linear layer with its weights in the fastest layout.
 
@@ -26,7 +31,7 @@ def make_projection(weight: torch.Tensor, bias: torch.Tensor | None = None) -> P
         weight: `[out, in]`. Kept by reference where it cannot be packed, else copied.
         bias: `[out]`.
     """
-    if weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if packs(weight):
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _PACK_FOR_ROWS)
 
         def project_packed(x: torch.Tensor) -> torch.Tensor:
