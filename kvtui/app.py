@@ -25,7 +25,7 @@ from kvtui.names import Names
 from kvtui.pace import Pace
 from kvtui.paint import Painter
 from kvtui.palette import Palette, ThemeError, load_palettes
-from kvtui.screens.main import MainScreen
+from kvtui.screens.main import BAR_SECONDS, MainScreen
 from kvtui.settings import Settings, glyphs_with
 from kvtui.terminal import driver_for, drop_pending_writes, pending_writes, served, terminal_problem
 from kvtui.themes import PREFIX, Colorless, PlainScrollBar, textual_theme, variables_of
@@ -44,6 +44,13 @@ if TYPE_CHECKING:
 
 _SETTLED_SECONDS = 1.5
 """After the start: the first picture must not wait for it."""
+
+_REST_AFTER_SECONDS = 1.0
+_SELDOM_SECONDS = 0.2
+"""How often one looks whether something happens after nothing did for a second: waking up is all that idling costs."""
+
+_COLLECT_AFTER = 20_000
+"""Objects after which garbage is looked for: a frame that draws everything makes more than the 700 of Python's own."""
 
 _MARKS_SECONDS = 0.02
 """How long a tick looks for the marks of a recording that did not bring them along."""
@@ -125,6 +132,8 @@ class KvtuiApp(Actions):
         self._log_lines = 0
         self._shown_status: tuple[object, ...] = ()
         self._shown_length = -1
+        self._drew_bars_at = self._active_at = float("-inf")
+        self._timers_ready = False
         self._reported: set[str] = set()
 
     # -- what Textual asks for --------------------------------------------------------------------------------------
@@ -153,7 +162,9 @@ class KvtuiApp(Actions):
         self.screen.set_class(self.glyphs.ascii, "-ascii")
         if not self.is_headless:
             self._handle_signals()
-        self.set_interval(self._pace.tick_seconds, self.tick)
+        self._often = self.set_interval(self._pace.tick_seconds, self.tick)
+        self._seldom = self.set_interval(_SELDOM_SECONDS, self.tick, pause=True)
+        self._timers_ready = True
         self.set_timer(_SETTLED_SECONDS, _freeze_garbage)
 
     def _handle_signals(self) -> None:
@@ -220,12 +231,31 @@ class KvtuiApp(Actions):
             self._pace.drew()
             self.draw(steps)
         elif source.length != self._shown_length:
-            self._pace.drew()
-            self._draw_bars()
+            if time.monotonic() - self._drew_bars_at >= BAR_SECONDS:
+                self._pace.drew()
+                self._draw_bars()
+        else:
+            self._rest()
+            return
+        self._wake()
+
+    def _rest(self) -> None:
+        """Nothing happens: after a while, look less often whether something does."""
+        if time.monotonic() - self._active_at > _REST_AFTER_SECONDS and self._timers_ready:
+            self._often.pause()
+            self._seldom.resume()
+
+    def _wake(self) -> None:
+        """Something happens: look often again."""
+        self._active_at = time.monotonic()
+        if self._timers_ready:
+            self._often.resume()
+            self._seldom.pause()
 
     def _draw_bars(self) -> None:
         """Draw how far the engine has come while the rest stands still."""
         self._shown_length = self.source.length
+        self._drew_bars_at = time.monotonic()
         uncovered = self.screen is self.main and not self._notifications and not self.is_headless
         self.painter.begin(uncovered and not self.main.settling)
         self.main.update_bars(self.view())
@@ -347,6 +377,7 @@ class KvtuiApp(Actions):
     def hurry(self) -> None:
         """Show the answer to a key without waiting for the next frame."""
         self._pace.hurry()
+        self.main.hurry()
         self._changed = True
         self.tick()
 
@@ -360,6 +391,7 @@ def _freeze_garbage() -> None:
     """Take what exists by now out of the collector's sight: a full collection in the middle of a frame can be seen."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(_COLLECT_AFTER)
 
 
 def run_app(

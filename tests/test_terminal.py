@@ -15,6 +15,10 @@ import time
 
 import pytest
 
+from engine.config import EngineConfig
+from engine.request import SamplingParams
+from engine.simulated import simulated_engine
+from engine.trace.recording import RecordingWriter
 from kvtui.terminal import terminal_problem
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX terminal")
@@ -61,14 +65,16 @@ ALTERNATE_SCREEN = b"\x1b[?1049h"
 class Terminal:
     """kvtui in a terminal of its own, which reads along unless told not to."""
 
-    def __init__(self, what: str, size: tuple[int, int] = (100, 30), **environment: str) -> None:
+    def __init__(
+        self, what: str, size: tuple[int, int] = (100, 30), command: tuple[str, ...] = (), **environment: str
+    ) -> None:
         self.master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
         self.attributes = termios.tcgetattr(slave)
         variables = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLORTERM")}
         variables |= {"TERM": "xterm-256color", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", **environment}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, what],
+            [sys.executable, *(command or ("-c", PROGRAM, what))],
             stdin=slave,
             stdout=slave,
             stderr=slave,
@@ -252,3 +258,35 @@ def test_without_a_terminal_it_is_refused_with_what_to_do_instead() -> None:
     assert done.returncode == 2
     assert "not a terminal" in done.stderr
     assert "--headless" in done.stderr
+
+
+def test_nothing_is_written_while_one_looks_back_and_the_engine_is_paused(terminal) -> None:
+    session = terminal("")
+    session.press(b" \x1b[D")
+    session.read_until(b"LOOKING BACK")
+    settle(session)
+    assert session.read(2) == b""
+    session.press(b"q")
+    assert session.end() == 0
+
+
+def test_nothing_is_written_while_a_recording_is_paused(terminal, tmp_path) -> None:
+    engine = simulated_engine(EngineConfig())
+    path = tmp_path / "r.mcap"
+    with RecordingWriter(path, engine.header) as writer:
+        engine.add_sink(writer)
+        engine.add_request("some words", SamplingParams(max_tokens=20))
+        while engine.has_work:
+            engine.step()
+    session = terminal("", command=("-m", "kvtui.cli.main", "play", str(path), "--paused", "--start", "9"))
+    settle(session)
+    assert session.read(2) == b""
+    session.press(b"q")
+    assert session.end() == 0
+
+
+def settle(session: Terminal) -> None:
+    """Read until a second passes without anything."""
+    deadline = time.monotonic() + PATIENCE
+    while session.read(1):
+        assert time.monotonic() < deadline, "it goes on writing"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from bisect import bisect_right
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -200,13 +202,14 @@ class TraceReader:
             raise IndexError(
                 f"step {step} is not in {self._name}: it has steps {self.first_step} to {self.num_steps - 1}"
             )
-        state = self._state_before(step)
-        leave_at = step - _STRIDE if step - state.step > 2 * _STRIDE else -1
-        for message in self.messages(state.step + 1, step + 1):
-            state.apply(message)
-            if state.step == leave_at and isinstance(message, StepTrace):
-                self._keep_state(state)
-        return state
+        with _collector_at_rest():
+            state = self._state_before(step)
+            leave_at = step - _STRIDE if step - state.step > 2 * _STRIDE else -1
+            for message in self.messages(state.step + 1, step + 1):
+                state.apply(message)
+                if state.step == leave_at and isinstance(message, StepTrace):
+                    self._keep_state(state)
+            return state
 
     def _keep_state(self, state: PoolState) -> None:
         if self.header.num_blocks + self.header.num_cpu_blocks <= _LARGE_POOL:
@@ -288,6 +291,21 @@ class TraceReader:
 
     def _rows_read(self) -> int:
         return sum(self._cache[at].num_rows for at in self._steps_read if at in self._cache)
+
+
+@contextmanager
+def _collector_at_rest() -> Iterator[None]:
+    """Hold garbage collection: tens of thousands of tuples are about to be made, and all are kept.
+
+    Looking for garbage among them, again and again, takes a third of the time.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _step_of(row: tuple[int, int, int]) -> int:
