@@ -87,6 +87,7 @@ class BlockFold:
         self.cpu_parent: npt.NDArray[np.int64] = np.zeros(cpu, np.int64)
         self.cpu_used = 0
         self.used = 0
+        self.held_slots = 0
         self.cached = 0
         self.free = n
         self.evicted: dict[int, tuple[int, int]] = {}
@@ -167,6 +168,7 @@ class BlockFold:
                 if refs[block] <= 0:
                     self._violate("operation", block, f"request {b} filled it without holding it")
                 elif 0 <= c <= size:
+                    self.held_slots += c - filled[block]
                     filled[block] = c
                 else:
                     self._violate("operation", block, f"{c} slots were filled of {size}")
@@ -186,6 +188,7 @@ class BlockFold:
                 self._evict(block)
             elif op == _COPY:
                 if 0 <= a < n and 0 <= c <= size and refs[block] > 0:
+                    self.held_slots += c - filled[block]
                     filled[block] = c
                 else:
                     self._violate("operation", block, f"{c} slots were copied into it from block {a}")
@@ -257,6 +260,7 @@ class BlockFold:
                 self._violate("operation", block, f"request {request} shared it, but it has no content")
                 self.free -= 1
             self.used += 1
+            self.held_slots += self._m_filled[block]
             refs[block] = 1
             self._own(block, request, logical)
         elif held < INT32_MAX:
@@ -282,6 +286,7 @@ class BlockFold:
             return
         refs[block] = 0
         self.used -= 1
+        self.held_slots -= self._m_filled[block]
         self._m_owner[block] = NO_REQUEST
         self._m_last_owner[block] = request if 0 <= request <= INT32_MAX else NO_REQUEST
         self._m_free_order[block] = self._next_order
@@ -434,7 +439,9 @@ class BlockFold:
         owner = self.cpu_owner[cpu_block]
         if owner not in (request, NO_REQUEST):
             self._violate("cpu_pool", block, f"request {request} swapped in what belongs to request {owner}")
-        self._m_filled[block] = int(self.cpu_filled[cpu_block])
+        filled = int(self.cpu_filled[cpu_block])
+        self.held_slots += filled - self._m_filled[block]
+        self._m_filled[block] = filled
         self._clear_cpu(cpu_block)
 
     def _drop(self, cpu_block: int, request: int) -> None:

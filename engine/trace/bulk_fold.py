@@ -108,6 +108,7 @@ def _release(fold: BlockFold, run: Columns) -> bool:
         else:
             fold.unplace(block, request)
     fold.refs[blocks] = 0
+    fold.held_slots -= int(fold.filled[blocks].sum(dtype=np.int64))
     fold.owner[blocks] = NO_REQUEST
     fold.last_owner[blocks] = _numbers(requests, NO_REQUEST)
     fold.queue_up(blocks)
@@ -124,6 +125,9 @@ def _fill(fold: BlockFold, run: Columns) -> bool:
     blocks, slots = run[:, 1], run[:, 3]
     if (fold.refs[blocks] <= 0).any() or (slots < 0).any() or (slots > fold.header.block_size).any():
         return False
+    if not _distinct(blocks):
+        return False
+    fold.held_slots += int(slots.sum()) - int(fold.filled[blocks].sum(dtype=np.int64))
     fold.filled[blocks] = slots
     return True
 

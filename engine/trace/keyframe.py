@@ -207,6 +207,7 @@ def from_keyframe(header: Header, keyframe: Keyframe) -> PoolState:
     state.used = int(np.count_nonzero(state.refs))
     state.cached = int(np.count_nonzero((state.refs == 0) & (state.key != 0)))
     state.free = n - state.used - state.cached
+    state.held_slots = int(state.filled[state.refs > 0].sum(dtype=np.int64))
     state.cpu_used = int(np.count_nonzero(state.cpu_filled))
     _read_requests(state, keyframe)
     if not all(0 <= block < n for block in keyframe.holders):
@@ -319,7 +320,19 @@ def differences(state: PoolState, other: PoolState) -> list[str]:
     """How two states differ, one line each; empty where they are equal in everything that can be seen."""
     found: list[str] = []
     for name in (
-        *("header", "step", "time_ns", "used", "cached", "free", "cpu_used", "counters", "last_step", "violations"),
+        *(
+            "header",
+            "step",
+            "time_ns",
+            "used",
+            "cached",
+            "free",
+            "held_slots",
+            "cpu_used",
+            "counters",
+            "last_step",
+            "violations",
+        ),
         *("num_violations", "_next_order", "_holders", "_finished", "evicted", "regret_blocks", "regret_since"),
     ):
         a, b = getattr(state, name), getattr(other, name)

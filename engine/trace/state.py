@@ -77,6 +77,7 @@ class PoolState(BlockFold):
         last_step: The last step applied.
         used: Blocks with references.
         shared: Those of them with several.
+        held_slots: Filled slots of the blocks with references, each block counted once.
         cached: Blocks without references whose content can still be found.
         free: Blocks without either.
         evicted: Content keys that were evicted, the latest last, as many as the pool has blocks (at most 4,096), each

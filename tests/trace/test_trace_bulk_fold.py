@@ -82,6 +82,7 @@ def test_an_honest_trace_is_folded_alike_and_without_violations(seed, monkeypatc
     messages = [*arrivals(6), *honest_steps(random.Random(seed), 12)]
     single, bulk = (folded(messages, one_by_one, monkeypatch) for one_by_one in (True, False))
     assert bulk.used > 0
+    assert bulk.held_slots == bulk.filled[bulk.refs > 0].sum() > 0
     assert bulk.num_violations == 0
     assert single.same_as(bulk) == []
 
@@ -102,6 +103,7 @@ def test_a_trace_that_contradicts_itself_is_folded_alike_violation_by_violation(
     single, bulk = (folded(messages, one_by_one, monkeypatch) for one_by_one in (True, False))
     assert single.num_violations > 0
     assert single.same_as(bulk) == []
+    assert bulk.held_slots == bulk.filled[bulk.refs > 0].sum()
 
 
 def test_numbers_beyond_64_bits_are_told_as_violations(monkeypatch) -> None:
