@@ -129,9 +129,9 @@ def _blocks(header: Header, lengths: list[int], waste: Waste) -> Formula:
     shared = total - waste.used_blocks
     note = f"places in block tables; {waste.used_blocks:,} blocks are in use"
     if shared > 0:
-        note += f", since {shared:,} places share one"
+        note += f": {shared:,} fewer, since blocks are shared"
     elif shared < 0:
-        note += f", {-shared:,} of them taken for tokens to come"
+        note += f": {-shared:,} more, taken for tokens to come"
     return Formula("blocks", "Σ⌈S_i/B⌉", " + ".join(terms), f"{total:,}", note)
 
 

@@ -10,6 +10,7 @@ import typer
 
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from kvtui.cli.errors import UsageError, say
+from kvtui.cli.own_settings import settings_for
 
 if TYPE_CHECKING:
     from kvtui.glyphs import Glyphs
@@ -67,6 +68,9 @@ def race_command(
     from kvtui.race.report import as_json as json_of
     from kvtui.race.report import result_of
 
+    on_screen = not as_json and not as_text and sys.stdout.isatty() and _can_draw()
+    if on_screen:
+        settings_for(theme)
     if recording is not None and workload is not None:
         raise UsageError("a RECORDING and --workload exclude each other: race one of them")
     if recording is not None and num is not None:
@@ -86,10 +90,9 @@ def race_command(
     results = [result_of(lane) for lane in lanes]
     if as_json:
         print(json.dumps(json_of(arrivals, results), indent=2))
-    elif as_text or not sys.stdout.isatty() or not _can_draw():
-        _print(arrivals, lanes, results, ascii_only)
     else:
-        _on_screen(arrivals, lanes, speed=speed, theme=theme, ascii_only=ascii_only)
+        if on_screen:
+            _on_screen(arrivals, lanes, speed=speed, theme=theme, ascii_only=ascii_only)
         _print(arrivals, lanes, results, ascii_only)
 
 
@@ -172,7 +175,6 @@ def _print(arrivals: Arrivals, lanes: list[Lane], results: list[Result], ascii_o
 
 
 def _on_screen(arrivals: Arrivals, lanes: list[Lane], *, speed: float, theme: str | None, ascii_only: bool) -> None:
-    from kvtui.palette import ThemeError
     from kvtui.race.app import RaceApp
     from kvtui.race.playing import LanePlayer
     from kvtui.safe_text import clean
@@ -180,10 +182,9 @@ def _on_screen(arrivals: Arrivals, lanes: list[Lane], *, speed: float, theme: st
     name = clean(arrivals.name, ascii_only=ascii_only, limit=60)
     cache = arrivals.config.cache
     title = f"{name}: {arrivals.workload.num_requests:,} requests, {cache.num_blocks:,} blocks of {cache.block_size}"
-    try:
-        app = RaceApp([LanePlayer(lane) for lane in lanes], title, theme=theme, ascii_only=ascii_only)
-    except ThemeError as error:
-        raise UsageError(str(error)) from None
+    app = RaceApp(
+        [LanePlayer(lane) for lane in lanes], title, theme=theme, ascii_only=ascii_only, settings=settings_for(theme)
+    )
     app.speed = speed
     app.run()
     if app.return_code:

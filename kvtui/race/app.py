@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.app import App, SystemCommand
 from textual.binding import Binding
+from textual.scrollbar import ScrollBar, ScrollBarRender
 from textual.widgets import Static
 
 from kvtui.glyphs import choose_glyphs
 from kvtui.palette import ThemeError, load_palettes
 from kvtui.race.report import speed_up
+from kvtui.settings import glyphs_with
 from kvtui.terminal import MIN_HEIGHT, MIN_WIDTH
-from kvtui.themes import PREFIX, Colorless, textual_theme, variables_of
+from kvtui.themes import PREFIX, Colorless, PlainScrollBar, textual_theme, variables_of
 from kvtui.view import RequestSelected, View
 from kvtui.widgets.batch_timeline import BatchTimeline
 from kvtui.widgets.line import Line
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from textual.strip import Strip
 
     from kvtui.race.playing import LanePlayer
+    from kvtui.settings import Settings
 
 FRAMES_PER_SECOND = 12
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
@@ -142,6 +145,7 @@ class RaceApp(App[None]):
         name: What is raced, safe to draw.
         theme: Name of a packaged theme.
         ascii_only: Draw with ASCII alone.
+        settings: The user's own: themes, glyphs.
         clock: Seconds that only grow; tests bring their own.
 
     Raises:
@@ -184,10 +188,12 @@ class RaceApp(App[None]):
         *,
         theme: str | None = None,
         ascii_only: bool = False,
+        settings: Settings | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._mono = bool(os.environ.get("NO_COLOR"))
-        self.palettes = load_palettes(self._mono)
+        self.palettes = load_palettes(self._mono, settings.themes if settings else None)
+        theme = theme or (settings.theme if settings else None)
         if theme is not None and theme not in self.palettes:
             raise ThemeError(f"there is no theme named {theme!r}: choose one of {', '.join(self.palettes)}")
         self.palette = self.palettes[theme] if theme else next(iter(self.palettes.values()))
@@ -197,7 +203,10 @@ class RaceApp(App[None]):
         for palette in self.palettes.values():
             self.register_theme(textual_theme(palette))
         self.theme = PREFIX + self.palette.name
-        self.glyphs = choose_glyphs(ascii_only)
+        self.glyphs = choose_glyphs(ascii_only or (settings is not None and settings.ascii))
+        if settings is not None:
+            self.glyphs = glyphs_with(settings, self.glyphs)
+        ScrollBar.renderer = PlainScrollBar if self.glyphs.ascii else ScrollBarRender
         self.players = list(players)
         self.seconds = 0.0
         self.total = max((player.ends[-1] for player in self.players if player.ends), default=0.0)
@@ -324,6 +333,15 @@ class RaceApp(App[None]):
         """A request was clicked: it has the same number in every lane."""
         self._selected = message.request
         self._draw_all()
+
+    def action_command_palette(self) -> None:
+        """Open the list of commands, in characters that the terminal has."""
+        from kvtui.screens.commands import AsciiCommandPalette
+
+        if not self.glyphs.ascii:
+            super().action_command_palette()
+        elif not isinstance(self.screen, AsciiCommandPalette):
+            self.push_screen(AsciiCommandPalette(placeholder="Search for commands", id="--command-palette"))
 
     def action_deselect(self) -> None:
         """Select nothing."""

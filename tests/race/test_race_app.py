@@ -114,6 +114,15 @@ async def test_a_click_selects_a_request_in_every_lane_and_ascii_and_small_termi
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("end")
         assert screen_text(app).isascii()
+        await pilot.press("ctrl+p")
+        for _ in range(40):
+            await pilot.pause(0.05)
+            if "One step back" in screen_text(app):
+                break
+        text = screen_text(app)
+        assert "One step back" in text
+        assert text.isascii(), [c for c in text if not c.isascii()]
+        await pilot.press("escape")
         await pilot.click("#lane-paged", offset=(4, 2))
         await pilot.pause()
         assert app._selected is not None
