@@ -288,7 +288,7 @@ def _read_requests(state: PoolState, keyframe: Keyframe) -> None:
         values = dict(zip(columns, row, strict=True))
         status = RequestStatus(values.pop("status"))
         request = RequestState(**values, name="", max_tokens=0, arrival_ns=0, status=status)
-        if not later and request.preemptions:
+        if "preempted_ns" not in later and request.preemptions:
             request.preempted_ns = request.recompute_ns = request.early_stall_ns = UNKNOWN
         requests.append(request)
     num_places = int(lengths.sum())

@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
+from engine.bench import attention, pool
 from engine.bench import engine as engine_bench
-from engine.bench import pool
 from engine.bench.report import Figure, cpu_medians, show
 from kvtui.cli.bench import MODULES
 from kvtui.cli.main import app
@@ -99,3 +100,14 @@ def test_every_benchmark_answers_to_help_without_measuring(name):
     done = subprocess.run([sys.executable, "-m", MODULES[name], "--help"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0
     assert "--json" in done.stdout
+
+
+def test_the_forms_of_a_cache_are_measured_against_the_models_own_type():
+    shape = attention.Shape(dtype=torch.float32)
+    forms = attention.forms(shape, seqs=2, context=20, layers=1, count=1)
+    assert {name: row["bytes_by_own"] for name, row in forms.items()} == {
+        "bfloat16": 1 / 2,
+        "int8": (64 + 4) / 256,
+        "float8": (64 + 4) / 256,
+    }
+    assert all(row["by_own"] > 0 and row["us_per_layer"] > 0 for row in forms.values())
