@@ -131,6 +131,16 @@ async def test_the_order_is_chosen_by_key_and_named_in_the_title() -> None:
         assert "Physical blocks ─" in await drawn(pilot)
 
 
+async def test_a_title_too_long_for_its_panel_leaves_counts_out_instead_of_being_cut() -> None:
+    app = app_over(1_000_000)
+    async with app.run_test(size=(110, 32)) as pilot:
+        await pilot.press("o", "o")
+        title = (await drawn(pilot)).splitlines()[1]
+        assert "Physical blocks by last use ─ " in title
+        assert " used" in title
+        assert "…" not in title
+
+
 async def test_the_signs_beside_the_scale_zoom_when_clicked() -> None:
     app = app_over(1_000_000)
     async with app.run_test(size=(120, 34)) as pilot:

@@ -61,6 +61,8 @@ _LEFT = frozenset({"blocks-frame", "inspector", "pool", "old-way", "formulas"})
 BAR_SECONDS = 0.5
 """How often the position bar is drawn while steps stream by: with its marks it is the line that takes most to write."""
 
+_BORDER_AROUND_TITLE = 6
+
 UNHURRIED_SECONDS = {
     "requests": 0.16,
     "pool": 0.3,
@@ -313,16 +315,27 @@ class MainScreen(Screen[None]):
         else:
             self.open_tab(tab)
 
+    def _blocks_title(self, view: View, room: int) -> str:
+        """What the blocks are ordered by, and as many of their counts as fit."""
+        state, glyphs = view.state, view.glyphs
+        order = "" if self.grid.order == ADDRESS else f" by {self.grid.order}"
+        counts = [
+            f"{state.used:,} used",
+            f"{state.cached:,} cached",
+            f"{state.free:,} free of {state.header.num_blocks:,}",
+        ]
+        while True:
+            told = f" {glyphs.horizontal} " + f" {glyphs.dot} ".join(counts) if counts else ""
+            title = f"Physical blocks{order}{told}"
+            if len(title) <= room or not counts:
+                return title
+            counts.pop()
+
     def update(self, view: View, steps: Sequence[StepTrace], reset: bool) -> None:
         """Hand a new view to the panels in sight; the others are told of it when they are shown."""
         self._view = view
         frame = self.query_one("#blocks-frame")
-        state, dot = view.state, view.glyphs.dot
-        counts = f" {dot} ".join(
-            (f"{state.used:,} used", f"{state.cached:,} cached", f"{state.free:,} free of {state.header.num_blocks:,}")
-        )
-        order = "" if self.grid.order == ADDRESS else f" by {self.grid.order}"
-        title = f"Physical blocks{order} {view.glyphs.horizontal} {counts}"
+        title = self._blocks_title(view, frame.outer_size.width - _BORDER_AROUND_TITLE)
         if title != self._title:
             self._title = title
             show_title(frame, Content(title))
