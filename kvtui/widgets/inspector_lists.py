@@ -226,12 +226,12 @@ def older(search: Search, key: str) -> Entry | None:
     if search.damage:
         return Entry(((clean(search.damage, limit=200), "error"),))
     if search.waits:
-        earlier = f"older: the {search.searched - search.first:,} steps before {search.searched:,}; {key} looks there"
+        earlier = f" older: the {search.searched - search.first:,} steps before {search.searched:,}; {key} looks there"
         return Entry(((earlier, "accent"),))
     if not search.complete:
-        return Entry((("looking further back", "muted"),))
+        return Entry(((" looking further back", "muted"),))
     if lookup_of(search.view.source) is None:
-        return Entry((("what came before is not kept", "muted"),))
+        return Entry(((" what came before is not kept", "muted"),))
     if search.first > 0 and search.searched <= search.first and isinstance(search, BlockLife):
-        return Entry(((f"what came before step {search.first:,} is not kept any more", "muted"),))
+        return Entry(((f" what came before step {search.first:,} is not kept any more", "muted"),))
     return None
