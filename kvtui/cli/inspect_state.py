@@ -113,7 +113,9 @@ def _state_word(request: RequestState) -> str:
 
 
 def _table_text(table: list[int], glyphs: Glyphs) -> str:
-    shown = [str(block) if block >= 0 else "-" for block in table]
+    released = next((place for place, block in enumerate(table) if block >= 0), len(table))
+    shown = [f"-{glyphs.times}{released}"] if released > 1 else ["-"] * released
+    shown += [str(block) if block >= 0 else "-" for block in table[released:]]
     if len(shown) > TABLE_BLOCKS + 2:
         shown = [*shown[:TABLE_BLOCKS], glyphs.ellipsis, shown[-1]]
     return " ".join(shown)

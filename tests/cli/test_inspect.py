@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,10 @@ from trace_builder import (
     simulated_trace,
 )
 
+from engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from engine.engine import PagedEngine
+from engine.request import SamplingParams
+from engine.simulated import SimulatedCodec, SimulatedRunner
 from engine.trace.recording import RecordingWriter
 
 
@@ -181,3 +187,19 @@ def test_the_help_has_an_example():
     result = inspect("--help")
     assert result.exit_code == 0
     assert "kvtui inspect demo.mcap --request 7" in result.stdout
+
+
+def test_places_behind_a_sliding_window_are_counted_in_front_of_the_table(tmp_path):
+    config = EngineConfig(
+        cache=CacheConfig(block_size=4, num_blocks=12), scheduler=SchedulerConfig(max_prefill_chunk=8)
+    )
+    engine = PagedEngine(config, SimulatedRunner(config, sliding_window=10), SimulatedCodec())
+    path = tmp_path / "slid.mcap"
+    with closing(RecordingWriter(path, engine.header)) as writer:
+        engine.add_sink(writer)
+        engine.add_request(list(range(1, 81)), SamplingParams(max_tokens=20, ignore_eos=True))
+        while engine.has_work:
+            engine.step()
+    result = inspect(str(path), "--step", "18")
+    assert re.search(r" 89/90 +3  -[×x]20 \d+ \d+ \d+$", result.output, re.MULTILINE), result.output
+    assert "all hold" in inspect(str(path)).output
