@@ -980,3 +980,20 @@ async def test_a_selected_prefix_lights_no_block_that_holds_something_else_by_no
         view = live.app.view()
         assert set(view.selected_blocks) < set(before)
         assert all(view.state.touched[block] < 12 for block in view.selected_blocks)
+
+
+async def test_the_focus_comes_back_with_the_room() -> None:
+    live = Live()
+    live.ask(3)
+    async with live.app.run_test(size=(80, 24)) as pilot:
+        live.run(8)
+        await pilot.press("7")
+        await frame(pilot)
+        for size in ((20, 5), (80, 24)):
+            await pilot.resize_terminal(*size)
+            await frame(pilot)
+        await frame(pilot)
+        assert live.app.main.focused is live.app.main.prefixes
+        await pilot.press("down")
+        await frame(pilot)
+        assert live.app.view().selected_prefix is not None

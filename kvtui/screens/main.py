@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from textual.app import ComposeResult
+    from textual.widget import Widget
 
     from engine.trace.events import StepTrace
     from kvtui.view import View
@@ -151,6 +152,7 @@ class MainScreen(Screen[None]):
         self.tab = 0
         self.wide = True
         self.tiny = False
+        self._had_focus: Widget | None = None
         self.log_open = False
         self.in_place = {place[0] for place in _PLACES}
         """Of the panels that share a place, those that have it."""
@@ -218,7 +220,10 @@ class MainScreen(Screen[None]):
     def place_panels(self) -> None:
         """Put every panel where it belongs at this size."""
         width, height = self.app.size
+        was_tiny = self.tiny
         self.tiny = width < MIN_WIDTH or height < MIN_HEIGHT
+        if self.tiny and not was_tiny:
+            self._had_focus = self.focused
         self.wide = not self.tiny and width >= WIDE and height >= 30
         self.set_class(self.tiny, "-tiny")
         self.set_class(not self.wide, "-narrow")
@@ -238,6 +243,16 @@ class MainScreen(Screen[None]):
         self.tabs.current = self.tab
         # A panel that comes into sight has its size only after the next layout.
         self.call_after_refresh(self._catch_up)
+        if was_tiny and not self.tiny:
+            self.call_after_refresh(self._focus_again)
+
+    def _focus_again(self) -> None:
+        """What had the focus lost it when there was no room for it."""
+        widget = self._had_focus
+        if widget is None or not widget.is_on_screen:
+            widget = self.query_one(f"#{_FOCUS_OF_TAB[self.tab]}")
+        if self.focused is None:
+            widget.focus()
 
     def inspect(self) -> None:
         """Go to the inspector, and remember from where."""
