@@ -67,7 +67,7 @@ class Transport(LinePanel, can_focus=False):
         taken = start + sum(cells_of(text) + 1 for _, text, _ in counts) + (1 if counts else 0)
         for text in places:
             cells = width - taken - cells_of(text) - 3
-            if cells >= _SHORTEST_BAR:
+            if cells >= max(_SHORTEST_BAR, width // 3):
                 break
         bar = PositionBar(max(0, cells), source.first, max(source.first, source.length - 1), source.position)
         self._bar, self._bar_start = bar, start
@@ -178,7 +178,7 @@ def counts_of(view: View, width: int) -> tuple[tuple[int, str, bool], ...]:
 
 
 def places_of(view: View) -> list[str]:
-    """Where one is, in words, the longest first: the first that leaves room for a bar is drawn."""
+    """Where one is, in words, the longest first: the first that leaves a third of the line to the bar is drawn."""
     source = view.source
     position, last = source.position, max(0, source.length - 1)
     seconds = max(0, view.state.time_ns) // 1_000_000_000
