@@ -209,8 +209,10 @@ class Inspector(WheelScrolled, LinePanel):
         # Text that grows is worth more than facts on a second line; a reason is worth more than either.
         wrapping = height >= _WRAPS_FROM_HEIGHT or request.waiting_for is not None or bool(request.message)
         facts.extend(request_rows(view, request, width if wrapping else max(width, _ONE_LINE)))
-        if not nothing or height >= _STEP_FROM_HEIGHT:
+        if not nothing:
             facts.extend(latency_rows(view, request, width))
+        elif height >= _STEP_FROM_HEIGHT:
+            facts.extend(latency_rows(view, request, width)[:1])  # Who only watches wants to see text grow.
         return [*facts[:height], *self._text_rows(view, request, width, max(0, height - len(facts)))]
 
     def _life_rows(self, view: View, block: int, width: int, height: int) -> list[Row]:
