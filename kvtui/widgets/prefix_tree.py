@@ -2,70 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.binding import Binding
 
 from kvtui.prefix_tree import Place, PrefixTree
-from kvtui.safe_text import clean, fit
+from kvtui.safe_text import clean
 from kvtui.view import Prefix, PrefixSelected, RequestSelected
-from kvtui.widgets.line import Line
 from kvtui.widgets.line_panel import LinePanel
+from kvtui.widgets.prefix_row import Look, Row, counted, draw_heading, draw_row, row_of, uses
 from kvtui.widgets.wheel import WheelScrolled
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from rich.style import Style
     from textual import events
     from textual.binding import BindingType
     from textual.strip import Strip
 
     from engine.trace.events import StepTrace
     from engine.trace.state import PoolState
-    from kvtui.glyphs import Glyphs
     from kvtui.prefix_tree import Node, Run
     from kvtui.view import View
 
-_WIDE = 70
 _BUDGET_S = 0.02
 """Longest that one frame reads the cache for."""
-_DEEPEST = 12
-"""Levels that are drawn; deeper ones stand at this one, with their level as a number."""
-_LONGEST_PIECE = 64
-"""Characters of one token that are looked at."""
-
-
 _HEADING = ("heading",)
-
-
-class Row(NamedTuple):
-    """One line of the tree, equal only where it looks equal.
-
-    Attributes:
-        key: Of the run's first content.
-        guides: For each level from the left, whether its run is the last among its siblings.
-        refs: References of the first block: requests that use the run now.
-        owner: Whose hue it has; -1: nobody's.
-        dimmed: Another request, or another prefix, is selected.
-        last: Step of the last operation on its first block; -1 where that is not known.
-        counts: Blocks in use, cached, on the CPU pool alone.
-        lost: Its beginning is gone, so that nobody can find it.
-    """
-
-    key: int
-    guides: tuple[bool, ...]
-    marked: bool
-    selected: bool
-    dimmed: bool
-    folded: bool
-    lost: bool
-    refs: int
-    owner: int
-    hits: int
-    last: int
-    counts: tuple[int, int, int]
-    text: str
 
 
 class PrefixPanel(WheelScrolled, LinePanel):
@@ -123,7 +85,7 @@ class PrefixPanel(WheelScrolled, LinePanel):
         rate = view.history.prefix_hit_rate
         if rate is not None:
             parts.append(f"hit rate {rate:.0%}")
-        first = f"Prefix tree {glyphs.horizontal} {_count(sum(counts), 'block')}"
+        first = f"Prefix tree {glyphs.horizontal} {counted(sum(counts), 'block')}"
         self.set_title(first, *parts, separator=f" {glyphs.dot} ")
 
     def _light(self, view: View) -> None:
@@ -192,41 +154,17 @@ class PrefixPanel(WheelScrolled, LinePanel):
         selected = self._run(view.selected_prefix)
         marked = (cursor or runs[0]) if self.has_focus else None
         keys: list[Hashable] = [_HEADING] if self._heading else []
-        keys += [self._row(view, run, run is marked, selected, width) for run in runs]
+        tree, folded = self.prefixes, self._folded
+        keys += [
+            row_of(view, tree, run, Look(run is marked, run.nodes[0].key in folded, selected, width)) for run in runs
+        ]
         return keys
-
-    def _row(self, view: View, run: Run, marked: bool, selected: Run | None, width: int) -> Row:
-        state, head = view.state, run.nodes[0]
-        block = head.blocks[0] if head.blocks else -1
-        refs = sum(int(state.refs[b]) for b in head.blocks)
-        tree = self.prefixes
-        assert tree is not None
-        request = view.selected_request
-        dimmed = (
-            run is not selected if selected is not None else request is not None and not _uses(state, request, head)
-        )
-        lasts = [int(state.touched[b]) for node in (head, run.nodes[-1]) for b in node.blocks]
-        return Row(
-            key=head.key,
-            guides=_guides(tree, run),
-            marked=marked,
-            selected=run is selected,
-            dimmed=dimmed,
-            folded=bool(run.below) and head.key in self._folded,
-            lost=run.above is tree.top and (head.parent != 0 or (block >= 0 and int(state.logical[block]) > 0)),
-            refs=refs,
-            owner=int(state.owner[block]) if refs and block >= 0 else -1,
-            hits=run.hits,
-            last=max(lasts, default=-1),
-            counts=(run.counts[0], run.counts[1], run.counts[2]),
-            text=_text_of(state, run, width, view.glyphs),
-        )
 
     # -- drawing -------------------------------------------------------------------------------------------------
 
     def draw(self, view: View, key: Hashable, width: int) -> Strip:
         """The heading or one run."""
-        return _draw_row(view, key, width) if isinstance(key, Row) else _draw_heading(view, width)
+        return draw_row(view, key, width) if isinstance(key, Row) else draw_heading(view, width)
 
     # -- acting --------------------------------------------------------------------------------------------------
 
@@ -340,55 +278,8 @@ def _prefix_of(key: int, run: Run) -> Prefix:
     return Prefix(key, tuple(block for block, _ in held), tuple(content for _, content in held))
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def _uses(state: PoolState, request: int, node: Node) -> bool:
-    """Whether the request has the node's content in its table."""
-    table = state.table(request)
-    return any(
-        0 <= (place := int(state.logical[block])) < len(table) and table[place] == block for block in node.blocks
-    )
-
-
 def _users(state: PoolState, node: Node) -> list[int]:
-    return [number for number, request in state.requests.items() if request.table and _uses(state, number, node)]
-
-
-def _guides(tree: PrefixTree, run: Run) -> tuple[bool, ...]:
-    """From the outermost level inwards; a run at the top has none. At most `_DEEPEST`, the innermost."""
-    guides: list[bool] = []
-    while run.above is not None and run.above is not tree.top and len(guides) < _DEEPEST:
-        guides.append(tree.is_last(run))
-        run = run.above
-    return tuple(reversed(guides))
-
-
-def _text_of(state: PoolState, run: Run, cells: int, glyphs: Glyphs) -> str:
-    """The beginning of a run's text, safe to draw; empty where whose it was is not known any more."""
-    pieces: list[str] = []
-    size = 0
-    for node in run.nodes:
-        there = next((text for block in node.blocks if (text := state.block_text(block))), None) or _cpu_text(
-            state, node
-        )
-        if not there or size >= cells:
-            break
-        for piece in there:
-            pieces.append(piece[:_LONGEST_PIECE])
-            size += len(pieces[-1])
-    return clean("".join(pieces).strip(), ascii_only=glyphs.ascii, limit=2 * cells)
-
-
-def _cpu_text(state: PoolState, node: Node) -> list[str]:
-    size = state.header.block_size
-    for block in node.cpu_blocks:
-        request = state.requests.get(int(state.cpu_owner[block]))
-        place = int(state.cpu_logical[block])
-        if request is not None and place >= 0:
-            return request.pieces[place * size : (place + 1) * size]
-    return []
+    return [number for number, request in state.requests.items() if request.table and uses(state, number, node)]
 
 
 def _empty_state(view: View) -> list[Hashable]:
@@ -397,7 +288,7 @@ def _empty_state(view: View) -> list[Hashable]:
         why = "--no-prefix-caching" if header.policy == "paged" else f"--policy {clean(header.policy, limit=20)}"
         return ["", "Prefix caching is off in this session, so no prefix is kept.", f"It was started with {why}."]
     lines: list[Hashable] = ["", "No prefix yet."]
-    lines.append(f"One appears once a request has computed its first {_count(header.block_size, 'token')}, a block.")
+    lines.append(f"One appears once a request has computed its first {counted(header.block_size, 'token')}, a block.")
     if view.source.live:
         url = clean(view.listen_url, ascii_only=view.glyphs.ascii, limit=100) if view.listen_url else None
         to = f"kvtui inject --url {url}" if url else "kvtui run"
@@ -405,60 +296,3 @@ def _empty_state(view: View) -> list[Hashable]:
     else:
         lines.append(f"Go on with {view.glyphs.arrow_right} or the space bar.")
     return lines
-
-
-def _draw_heading(view: View, width: int) -> Strip:
-    palette = view.palette
-    line = Line(width, palette.blank).gap().add(" now", palette.faint).add(" hits", palette.faint)
-    if width >= _WIDE:
-        line.add("  last step", palette.faint)
-    return line.gap(2).add("prefix", palette.faint).strip()
-
-
-def _draw_row(view: View, row: Row, width: int) -> Strip:
-    palette, glyphs = view.palette, view.glyphs
-    faint = palette.faint
-    line = Line(width, palette.blank)
-    line.add(glyphs.cursor if row.marked else " ", palette.accent)
-    hue = faint if row.dimmed else palette.cached if row.owner < 0 else palette.hue(row.owner)
-    refs = f"{row.refs:,}" if row.refs else glyphs.free
-    line.gap(4 - len(refs)).add(refs, palette.badge(hue) if row.refs > 1 and not row.dimmed else hue)
-    strong = faint if row.dimmed or not row.hits else palette.text
-    line.add(f"{row.hits:>5,}" if row.hits else glyphs.free.rjust(5), strong)
-    if width >= _WIDE:
-        last = "now" if row.refs else f"{row.last:,}" if row.last >= 0 else ""
-        line.add(last.rjust(11), faint if row.dimmed else palette.muted)
-    line.gap(2)
-    _draw_guides(line, row.guides, view)
-    if row.folded:
-        line.add("+ ", faint if row.dimmed else palette.accent)
-    styles: tuple[tuple[str, Style], ...] = (
-        (glyphs.levels[-1], hue),
-        (glyphs.cached, faint if row.dimmed else palette.cached),
-        (glyphs.swapped, faint if row.dimmed else palette.warning),
-    )
-    plain = faint if row.dimmed else palette.muted
-    mixed = sum(count > 0 for count in row.counts) > 1
-    for (glyph, style), count in zip(styles, row.counts, strict=True):
-        if count:
-            line.add(glyph, style).add(f"{count:,} " if mixed else " ", faint if row.dimmed else palette.text)
-    blocks = sum(row.counts)
-    tokens = blocks * view.state.header.block_size
-    size = f"{_count(blocks, 'block')} {glyphs.dot} {_count(tokens, 'token')}  "
-    if width < _WIDE:
-        size = f"{tokens:,} tok  "
-    line.add(size, plain)
-    if row.lost:
-        line.add("beginning gone ", faint if row.dimmed else palette.warning)
-    text = row.text or "(its text is not kept any more)"
-    line.add(fit(text, line.room, ascii_only=glyphs.ascii), plain if row.dimmed or not row.text else palette.text)
-    return line.strip(palette.selection if row.selected else None)
-
-
-def _draw_guides(line: Line, guides: tuple[bool, ...], view: View) -> None:
-    ascii_only, style = view.glyphs.ascii, view.palette.faint
-    through, blank, tee, corner = ("| ", "  ", "|-", "`-") if ascii_only else ("│ ", "  ", "├─", "└─")
-    for last in guides[:-1]:
-        line.add(blank if last else through, style)
-    if guides:
-        line.add(corner if guides[-1] else tee, style)
