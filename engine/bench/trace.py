@@ -263,7 +263,7 @@ def _seeks(prefix: str, path: Path) -> dict[str, float]:
         opens.append((time.thread_time_ns() - began) / 1e6)
         with recording:
             for step in (recording.num_steps - 1, *(rng.randrange(recording.num_steps) for _ in range(4))):
-                recording._cache.clear()
+                recording.forget()
                 began = time.thread_time_ns()
                 recording.state_at(step)
                 seeks.append((time.thread_time_ns() - began) / 1e6)

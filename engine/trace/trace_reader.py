@@ -101,6 +101,12 @@ class TraceReader:
         """The first step that can still be read."""
         return 0 if self._base is None else self._base.step + 1
 
+    def forget(self) -> None:
+        """Let go of what was read before; it is read again when it is asked for."""
+        self._cache.clear()
+        self._steps_read.clear()
+        self._states.clear()
+
     # -- messages ------------------------------------------------------------------------------------------------
 
     def messages(self, start: int = 0, stop: int | None = None) -> Iterator[RequestArrived | StepTrace]:

@@ -20,6 +20,7 @@ class BenchName(enum.StrEnum):
     trace = "trace"
     quality = "quality"
     screen = "screen"
+    seek = "seek"
     attached = "attached"
     gpu = "gpu"
 
@@ -31,6 +32,7 @@ MODULES = {
     BenchName.trace: "engine.bench.trace",
     BenchName.quality: "engine.bench.agreement",
     BenchName.screen: "kvtui.bench.screen",
+    BenchName.seek: "kvtui.bench.seek",
     BenchName.attached: "kvtui.bench.attached",
     BenchName.gpu: "engine.bench.gpu",
 }
@@ -56,6 +58,8 @@ def bench_command(
     [bold]quality[/]: agreement of tokens with transformers
 
     [bold]screen[/]: drawing
+
+    [bold]seek[/]: from a key to the picture of another step
 
     [bold]attached[/]: what the dashboard costs the engine
 

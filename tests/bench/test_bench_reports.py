@@ -22,6 +22,7 @@ SMALL = {
     "pool": ["--blocks", "500", "--rounds", "1", "--pools", "200", "2000", "--running", "1", "64"],
     "engine": ["--model", "simulated", "--rounds", "1", "--num", "6", "--policy-blocks", "40"],
     "trace": ["--steps", "60", "--long-steps", "0"],
+    "seek": ["--rounds", "2", "--steps", "80"],
     "screen": ["--rounds", "1", "--frames", "20"],
 }
 
