@@ -10,6 +10,7 @@ from panel_session import PALETTE, Session, busy_session, lines, shown
 
 from engine.trace.biography import Biography
 from engine.trace.events import DecisionKind, StepTrace
+from engine.trace.file_format import RecordingError
 from engine.trace.lookup import Lookup
 from engine.trace.reader import Recording
 from engine.trace.recording import RecordingWriter
@@ -177,6 +178,27 @@ async def test_a_search_that_takes_longer_than_a_frame_goes_on_by_itself(tmp_pat
                     break
                 await pilot.pause(0.02)
             assert "taken by rag-" in [line for line in lines(panel) if line.strip()][-1]
+
+
+async def test_a_damaged_part_of_a_recording_ends_the_list_with_one_line_that_says_so(tmp_path, monkeypatch) -> None:
+    look = Lookup.block_ops
+
+    def damaged(self, block, start, stop):
+        if start < 20:
+            raise RecordingError("steps 0 to 19 cannot be read (\x1b[31mtorn)")
+        return look(self, block, start, stop)
+
+    monkeypatch.setattr(Lookup, "block_ops", damaged)
+    monkeypatch.setattr(inspector_lists, "STRETCH", 5)
+    with played(tmp_path) as source:
+        async with shown(Inspector(), source.view(block=3), 110, 60) as pilot:
+            found = listed(pilot.app.panel)
+            assert (
+                [line for line in lines(pilot.app.panel) if line.strip()][-1].strip().startswith("steps 0 to 19 cannot")
+            )
+            assert all(int(line.split()[0]) >= 20 for line in found)
+            await pilot.press("o", "end", "enter")
+            assert listed(pilot.app.panel) == found
 
 
 async def test_steps_that_come_while_a_block_is_selected_are_added_to_its_life() -> None:
