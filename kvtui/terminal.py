@@ -67,6 +67,8 @@ def driver_for(terminal: TextIO, on_leave: Callable[[], None]) -> type[Driver]:
             if self._key_thread is not None and self._key_thread.is_alive():
                 self.suspend_application_mode()
             super().resume_application_mode()
+            # The terminal's other screen is empty now, and one of the same size makes nobody draw.
+            self._app.screen.refresh()
 
         def stop_application_mode(self) -> None:
             # A terminal that has grown meanwhile may move the last frame into what can be scrolled back to.

@@ -35,7 +35,25 @@ async def test_help_begins_with_the_panel_that_has_the_focus(number: int, size: 
         await pilot.press("?")
         await pilot.pause(0.1)
         assert isinstance(app.screen, HelpScreen)
-        first = str(app.screen.query_one(Static).content).splitlines()[0]
+        first = str(app.screen.query(Static).first().content).splitlines()[0]
         assert first == PANEL_HELP[IDS[number - 1]].title
         await pilot.press("escape")
         assert not isinstance(app.screen, HelpScreen)
+
+
+@pytest.mark.parametrize("ascii_only", [False, True])
+async def test_the_keys_stand_apart_from_their_words_and_name_the_arrows_as_drawn(ascii_only: bool) -> None:
+    source = RecordingSource(Recording.open(packaged_folder("recordings") / "under-pressure.mcap"), 50)
+    source.pause()
+    app = KvtuiApp(source, theme="dark", ascii_only=ascii_only)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("?")
+        await pilot.pause(0.1)
+        keys = app.screen.query(Static).last()
+        lines = ["".join(segment.text for segment in keys.render_line(y)) for y in range(keys.size.height)]
+        page = "\n".join(lines)
+        assert "{" not in page
+        assert f"In a live session {app.glyphs.arrow_left} looks back" in " ".join(page.split())
+        assert "q ctrl+q" in page
+        assert all(line[10:12] == "  " or not line.strip() for line in lines)
+        assert all(line[:2] == "  " for line in lines)

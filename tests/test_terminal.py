@@ -182,6 +182,22 @@ def test_a_process_that_was_stopped_and_continued_still_gives_the_terminal_back(
     session.check_given_back()
 
 
+def test_a_process_that_was_stopped_while_paused_draws_all_of_the_screen_again(terminal) -> None:
+    session = terminal("runs")
+    session.press(b" ")
+    session.read_until(b"PAUSED")
+    while session.read(0.5):
+        pass
+    session.process.send_signal(signal.SIGSTOP)
+    os.waitpid(session.process.pid, os.WUNTRACED)
+    session.output = b""
+    session.process.send_signal(signal.SIGCONT)
+    session.read_until(b"Physical blocks")
+    session.read_until(b"PAUSED")
+    session.press(b"q")
+    assert session.end() == 0
+
+
 def test_quitting_in_the_middle_of_a_step_does_not_wait_for_it(terminal) -> None:
     session = terminal("stuck")
     session.read(1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from rich.table import Table
 from rich.text import Text
 from textual.binding import Binding
 from textual.containers import VerticalScroll
@@ -32,9 +33,11 @@ KEYS = (
     ("space", "pause and resume: the engine where there is one, else the playing"),
     (
         "{left} {right}",
-        "one step back, one on; ten with shift. In a live session {left} looks back, while the engine goes",
+        (
+            "one step back, one on; ten with shift. In a live session {left} looks back, while the engine goes on; {right} "
+            "at its newest step pauses it and lets it do one more"
+        ),
     ),
-    ("", "on; {right} at its newest step pauses it and lets it do one more"),
     ("home end", "the first and the last step; so does a press on the bar at the bottom"),
     ("L", "back to the present of a live session, as end"),
     ("r", "play from the step that one looks back at, and hold it again"),
@@ -60,8 +63,13 @@ KEYS = (
         "v",
         "another page of the inspector: what happened to a block, why a request waited, the step, who is evicted next",
     ),
-    ("", "in the requests: texts instead of block tables, where there is no room for both; home and end"),
-    ("", "go to their first and last row there"),
+    (
+        "",
+        (
+            "in the requests: texts instead of block tables, where there is no room for both; home and end go to their "
+            "first and last row there"
+        ),
+    ),
     ("enter o", "in the inspector's lists: go to that moment or block; look further back"),
     ("y", "copy what the inspector shows"),
     ("t", "next theme"),
@@ -129,11 +137,19 @@ def help_text(palette: Palette, glyphs: Glyphs, block_size: int, panel: str | No
         palette.text,
     )
     heading("Keys")
-    for key, words in KEYS:
-        shown = key.format(left=glyphs.arrow_left, right=glyphs.arrow_right)
-        text.append(f"  {shown:<10}", palette.strong)
-        text.append(f"{words}\n", palette.text)
+    text.rstrip()
     return text
+
+
+def help_keys(palette: Palette, glyphs: Glyphs) -> Table:
+    """The keys and what they do, each in a column of its own, so that a long line goes on under its words."""
+    table = Table.grid(padding=(0, 0, 0, 2), pad_edge=True)
+    table.add_column(no_wrap=True)
+    table.add_column(ratio=1)
+    arrows = {"left": glyphs.arrow_left, "right": glyphs.arrow_right}
+    for key, words in KEYS:
+        table.add_row(Text(key.format(**arrows), palette.strong), Text(words.format(**arrows), palette.text))
+    return table
 
 
 class HelpScreen(ModalScreen[None]):
@@ -155,6 +171,7 @@ class HelpScreen(ModalScreen[None]):
     def __init__(self, palette: Palette, glyphs: Glyphs, block_size: int, panel: str | None = None) -> None:
         super().__init__()
         self._text = help_text(palette, glyphs, block_size, panel)
+        self._keys = help_keys(palette, glyphs)
         self._dot = glyphs.dot
         self._border = "ascii" if glyphs.ascii else "round"
         self._color = None if palette.ansi or palette.mono else palette.colors["focus"]
@@ -166,6 +183,7 @@ class HelpScreen(ModalScreen[None]):
             frame.border_title = " Help "
             frame.border_subtitle = f" up/down scrolls {self._dot} esc closes "
             yield Static(self._text)
+            yield Static(self._keys)
 
     def on_mount(self) -> None:
         """Let the arrow keys scroll the page."""
