@@ -34,8 +34,8 @@ KEYS = (
     (
         "{left} {right}",
         (
-            "one step back, one on; ten with shift. In a live session {left} looks back, while the engine goes on; {right} "
-            "at its newest step pauses it and lets it do one more"
+            "one step back, one on; ten with shift. In a live session {left} looks back, while the engine goes on; "
+            "{right} at its newest step pauses it and lets it do one more"
         ),
     ),
     ("home end", "the first and the last step; so does a press on the bar at the bottom"),
