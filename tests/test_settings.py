@@ -164,3 +164,11 @@ def test_the_documents_name_every_action_with_its_keys() -> None:
         assert isinstance(binding, Binding)
         keys = " ".join(f"`{shown_keys(key)}`" for key in binding.key.split(","))
         assert f"| `{binding.id}` | {keys} | {binding.description} |" in text
+
+
+def test_the_example_in_the_documents_is_a_file_that_is_taken(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[1] / "docs" / "settings.md").read_text(encoding="utf-8")
+    example = text.partition("```toml\n")[2].partition("```")[0]
+    settings = load_settings(written(tmp_path, example))
+    assert settings.theme == "light"
+    assert settings.keys["app.pause"] == "space,z"

@@ -107,6 +107,7 @@ def parts_of(view: View, url: str | None) -> list[Part]:
     if source.position >= 0 and not source.live and source.length:
         step += f"/{source.length - 1:,}"
     name = clean(model.name, ascii_only=ascii_only, limit=_LONGEST_NAME)
+    device = "" if model.device == "none" else f"{model.device} "  # A simulated model is on none.
     parts = [Part(6, "kvtui", "strong"), badge]
     if source.looking_back and not source.error:
         running = ("the engine is paused", "warning") if source.engine_paused else ("the engine goes on", "good")
@@ -117,13 +118,13 @@ def parts_of(view: View, url: str | None) -> list[Part]:
         Part(
             7,
             clean(
-                f"{model.device} {model.weights or model.dtype}{_cache_words(model)}",
+                f"{device}{model.weights or model.dtype}{_cache_words(model)}",
                 ascii_only=ascii_only,
                 limit=_LONGEST_NAME,
             ),
             "muted",
         ),
-        Part(5, f"{header.num_blocks:,} blocks of {header.block_size}", "text"),
+        Part(5, f"{header.num_blocks:,} block{'' if header.num_blocks == 1 else 's'} of {header.block_size}", "text"),
         Part(9, f"{per_block:,.0f} KiB each" if per_block >= 10 else f"{per_block:,.1f} KiB each", "muted"),
     ]
     if header.num_cpu_blocks:

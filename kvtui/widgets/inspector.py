@@ -116,12 +116,14 @@ class Inspector(WheelScrolled, LinePanel):
     def _title_of(self, view: View) -> None:
         request, block = self._subject
         what = [] if block is None else [f"block {block}"]
-        if request is not None and (view.selected_request is not None or block is None):
+        page = self.page(view)
+        if request is not None and (view.selected_request is not None or block is None or page == TEXT):
             name = called(view, request)
-            what.append(name if view.selected_request is not None else f"following {name}")
+            following = view.selected_request is None and block is None
+            what.append(f"following {name}" if following else name)
         dot, pages = view.glyphs.dot, self.pages(view)
         parts = [f"{dot} {words}" for words in what]
-        parts.append(f"{dot} {self.page(view)} {pages.index(self.page(view)) + 1}/{len(pages)}, v: more")
+        parts.append(f"{dot} {page} {pages.index(page) + 1}/{len(pages)}, v: more")
         self.set_title("Inspector", *parts)
 
     def pages(self, view: View) -> tuple[str, ...]:
@@ -148,8 +150,14 @@ class Inspector(WheelScrolled, LinePanel):
         self.redraw()
 
     def subject(self, view: View) -> int | None:
-        """The request shown."""
-        return view.selected_request if view.selected_request is not None else self.followed
+        """The request shown; of a block whose request is not selected, the one that holds it, or held it last."""
+        block, state = view.selected_block, view.state
+        if view.selected_request is not None:
+            return view.selected_request
+        if block is None or not 0 <= block < state.header.num_blocks:
+            return self.followed
+        holder = int(state.owner[block] if state.refs[block] else state.last_owner[block])
+        return holder if holder in state.requests else None
 
     def _choose(self, view: View) -> None:
         """Follow the newest running request, and stay with it to its end and a moment longer."""
@@ -204,6 +212,9 @@ class Inspector(WheelScrolled, LinePanel):
         facts: list[Row] = []
         if nothing and height >= _STEP_FROM_HEIGHT and view.state.last_step is not None:
             facts.extend(step_rows(view, width, brief=True))
+        if request is None and view.selected_block is not None:
+            unheld: Row = (("No request holds this block, and none that is still known has held it.", "muted"),)
+            return [unheld][:height]
         if request is None:
             return facts[:height] if facts else _nothing_yet(view)
         # Text that grows is worth more than facts on a second line; a reason is worth more than either.

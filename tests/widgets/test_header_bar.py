@@ -33,8 +33,8 @@ async def test_a_wide_header_says_everything():
 
 
 async def test_the_type_of_the_cache_is_said_where_it_is_not_the_models():
-    assert "none bfloat16  " in await header(Session(), 200)
-    assert "none bfloat16 kv float8  " in await header(Session(kv_dtype="fp8"), 200)
+    assert "simulated  bfloat16  " in await header(Session(), 200)
+    assert "simulated  bfloat16 kv float8  " in await header(Session(kv_dtype="fp8"), 200)
 
 
 async def test_a_narrow_header_keeps_the_badge_the_provenance_and_the_step():

@@ -328,6 +328,31 @@ async def test_the_title_of_a_block_that_nobody_holds_names_no_request() -> None
         assert str(panel.border_title).startswith(f"Inspector · block {block} · life 1/4")
 
 
+async def test_the_text_page_of_a_block_is_about_who_holds_it_or_held_it_last_and_never_about_another(tmp_path) -> None:
+    with played(tmp_path, step=45) as source:
+        panel, state = Inspector(), source.state
+        cached = next(b for b in source.state.free_queue(64).tolist() if int(state.last_owner[b]) in state.requests)
+        used = next(b for b in range(20) if state.refs[b] and int(state.owner[b]) != max(state.requests))
+        async with shown(panel, source.view(block=cached), 110, 12):
+            for block, holder in ((cached, int(state.last_owner[cached])), (used, int(state.owner[used]))):
+                panel.update_view(source.view(block=block), (), False)
+                await turn_to(panel, "text")
+                panel.update_view(source.view(block=block), (), False)
+                assert f"rag-{holder} " in lines(panel)[0]
+                assert f"block {block} · rag-{holder} " in str(panel.border_title)
+
+
+async def test_the_text_page_of_a_block_that_nobody_has_held_says_so() -> None:
+    session = Session()
+    session.ask("the block", max_tokens=9)
+    session.run(3)
+    block = next(b for b in range(40) if session.state.last_op[b] < 0)
+    panel = Inspector()
+    async with shown(panel, replace(session.view(), selected_block=block), 100, 10):
+        await turn_to(panel, "text")
+        assert "No request holds this block" in text(panel)
+
+
 async def test_the_title_says_which_page_it_is_and_that_there_are_more() -> None:
     panel = Inspector()
     async with shown(panel, busy_session().view(selected=3), 100, 10):
