@@ -252,6 +252,11 @@ def _counted(counts: dict[str, int], before: str = "") -> str:
 
 def _verdict(found: Audit) -> str:
     if not found.num_violations:
+        if found.damage:
+            read = f"{found.num_steps:,} step{'' if found.num_steps == 1 else 's'}"
+            return (
+                f"all hold in the {read} before the damage" if found.num_steps else "not checked: no step can be read"
+            )
         if found.check_interval == 1:
             return "all hold after every step"
         return f"all hold (checked after every {found.check_interval} steps and the last)"

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kvtui.cli.main import app
+from kvtui.packaged import packaged_folder
 
 sys.path.append(str(Path(__file__).parent.parent / "trace"))
 from trace_builder import (
@@ -203,3 +204,17 @@ def test_places_behind_a_sliding_window_are_counted_in_front_of_the_table(tmp_pa
     result = inspect(str(path), "--step", "18")
     assert re.search(r" 89/90 +3  -[×x]20 \d+ \d+ \d+$", result.output, re.MULTILINE), result.output
     assert "all hold" in inspect(str(path)).output
+
+
+@pytest.mark.parametrize(
+    ("share", "verdict"), [(0.5, r"all hold in the \d+ steps before the damage"), (0.1, "not checked")]
+)
+def test_the_verdict_on_a_damaged_recording_speaks_only_of_what_was_read(tmp_path, share, verdict):
+    content = bytearray((packaged_folder("recordings") / "under-pressure.mcap").read_bytes())
+    content[int(len(content) * share)] ^= 0xFF
+    path = tmp_path / "damaged.mcap"
+    path.write_bytes(content)
+    result = inspect(str(path))
+    assert re.search(rf"^invariants +{verdict}", result.output, re.MULTILINE), result.output
+    assert "damage       " in result.output
+    assert result.exit_code == 1
