@@ -255,7 +255,13 @@ class Actions(TimeActions):
         """Explain the screen."""
         from kvtui.screens.help import HelpScreen
 
-        self.push_screen(HelpScreen(self.palette, self.glyphs, self.source.header.block_size, self.main.panel_in_focus))
+        own = [
+            (shown_keys(self.remapped[binding.id]), binding.description)
+            for binding in self.BINDINGS
+            if isinstance(binding, Binding) and binding.id is not None and binding.id in self.remapped
+        ]
+        block_size, panel = self.source.header.block_size, self.main.panel_in_focus
+        self.push_screen(HelpScreen(self.palette, self.glyphs, block_size, panel, own))
 
     def action_inspector_page(self) -> None:
         """Show another page of the inspector."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from textual.widgets import Static
 
@@ -10,6 +12,7 @@ from kvtui.app import KvtuiApp
 from kvtui.packaged import packaged_folder
 from kvtui.screens.help import HelpScreen
 from kvtui.screens.panel_help import PANEL_HELP
+from kvtui.settings import Settings
 from kvtui.sources.recorded import RecordingSource
 from kvtui.widgets.tab_bar import TABS
 
@@ -57,3 +60,17 @@ async def test_the_keys_stand_apart_from_their_words_and_name_the_arrows_as_draw
         assert "q ctrl+q" in page
         assert all(line[10:12] == "  " or not line.strip() for line in lines)
         assert all(line[:2] == "  " for line in lines)
+
+
+async def test_keys_of_the_users_own_are_told_before_the_ones_that_they_replace() -> None:
+    source = RecordingSource(Recording.open(packaged_folder("recordings") / "under-pressure.mcap"), 50)
+    source.pause()
+    app = KvtuiApp(source, theme="dark", settings=Settings(Path("config.toml"), keys={"app.pause": "space,z"}))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("?")
+        await pilot.pause(0.1)
+        keys = app.screen.query(Static).last()
+        lines = ["".join(segment.text for segment in keys.render_line(y)) for y in range(keys.size.height)]
+        assert "space or z" in lines[1]
+        assert "Pause or resume" in lines[1]
+        assert "your own" in lines[0]

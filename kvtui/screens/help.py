@@ -14,6 +14,8 @@ from textual.widgets import Static
 from kvtui.screens.panel_help import PANEL_HELP
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
@@ -141,12 +143,22 @@ def help_text(palette: Palette, glyphs: Glyphs, block_size: int, panel: str | No
     return text
 
 
-def help_keys(palette: Palette, glyphs: Glyphs) -> Table:
-    """The keys and what they do, each in a column of its own, so that a long line goes on under its words."""
+def help_keys(palette: Palette, glyphs: Glyphs, own: Sequence[tuple[str, str]] = ()) -> Table:
+    """The keys and what they do, each in a column of its own, so that a long line goes on under its words.
+
+    Args:
+        palette: The colours.
+        glyphs: The arrows as they are drawn.
+        own: Keys that the user's settings give to actions, and what these do; they come first.
+    """
     table = Table.grid(padding=(0, 0, 0, 2), pad_edge=True)
     table.add_column(no_wrap=True)
     table.add_column(ratio=1)
     arrows = {"left": glyphs.arrow_left, "right": glyphs.arrow_right}
+    if own:
+        table.add_row("", Text("first your own, from the settings: they replace those below", palette.accent))
+    for key, words in own:
+        table.add_row(Text(key, palette.strong), Text(words, palette.text))
     for key, words in KEYS:
         table.add_row(Text(key.format(**arrows), palette.strong), Text(words.format(**arrows), palette.text))
     return table
@@ -168,10 +180,17 @@ class HelpScreen(ModalScreen[None]):
     HelpScreen Static { height: auto; }
     """
 
-    def __init__(self, palette: Palette, glyphs: Glyphs, block_size: int, panel: str | None = None) -> None:
+    def __init__(
+        self,
+        palette: Palette,
+        glyphs: Glyphs,
+        block_size: int,
+        panel: str | None = None,
+        own: Sequence[tuple[str, str]] = (),
+    ) -> None:
         super().__init__()
         self._text = help_text(palette, glyphs, block_size, panel)
-        self._keys = help_keys(palette, glyphs)
+        self._keys = help_keys(palette, glyphs, own)
         self._dot = glyphs.dot
         self._border = "ascii" if glyphs.ascii else "round"
         self._color = None if palette.ansi or palette.mono else palette.colors["focus"]
