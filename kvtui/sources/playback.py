@@ -173,6 +173,7 @@ class Playback:
         except RecordingError as error:
             self.error, self.paused = str(error), True
             return
+        self.error = None  # What could not be read lies elsewhere.
         self.generation += 1
         self._ahead = self.trace.messages(step + 1)
         self._next = None

@@ -189,8 +189,13 @@ def test_a_damaged_part_stops_the_playing_and_says_so() -> None:
     assert source.error == "steps 3 to 9 cannot be read"
     source.seek(4)
     assert source.position == 2
+    assert source.error == "steps 3 to 9 cannot be read"
     source.step(-1)
     assert source.position == 1
+    assert source.error is None, "there the trace is whole"
+    source.step(5)
+    assert source.position == 2
+    assert source.error == "steps 3 to 9 cannot be read"
 
 
 def test_an_empty_recording_can_be_played_stepped_and_jumped_in() -> None:
