@@ -272,11 +272,14 @@ class Schedules(RuleBasedStateMachine):
         longest = self.config.scheduler.max_model_len
         # What is behind the window takes no room; choices share the whole prompt first.
         slides = self.engine.scheduler.kv.window > 0
-        never_fits = not 0 < len(prompt) < (longest if slides and request not in self.choices else min(longest, slots))
-        assert (output.finish_reason is FinishReason.REFUSED) == (
-            never_fits and output.finish_reason != FinishReason.ABORT
-        )
-        if never_fits:
+        room = longest if slides and request not in self.choices else min(longest, slots)
+        never_fits = not 0 < len(prompt) < room
+        refused = output.finish_reason is FinishReason.REFUSED
+        # A fork goes on from where its parent is, which may be the end of the pool: one that shares the parent's step
+        # is born there and ends there.
+        born_at_the_end = never_fits and not refused and request in self.forked - self.choices
+        assert born_at_the_end or refused == (never_fits and output.finish_reason != FinishReason.ABORT)
+        if never_fits and not born_at_the_end:
             assert self.tokens[request] == ()
             return
         if output.finish_reason is FinishReason.ERROR and output.error not in INJECTED:
