@@ -188,9 +188,10 @@ def places_of(view: View) -> list[str]:
     )
     behind = f"LIVE +{last - position:,} steps behind" if source.looking_back else ""
     begins = f"history begins at {source.first:,}" if source.first else ""
-    step = f"step {shown}" if source.live and not source.looking_back else f"{shown} / {last:,}"
-    if source.live and not source.looking_back and last - position > 0:
-        behind = f"{last - position:,} not drawn yet"
+    if source.live and not source.looking_back:
+        # The present stands in the header; said here again, where lines are drawn less often, it would contradict it.
+        return ["  ".join(part for part in (begins, clock) if part), clock]
+    step = f"{shown} / {last:,}"
     known = source.marks.known
     looking = f"marks {known:.0%}" if known < 1 else ""
     full = [part for part in (looking, begins, step, behind, clock) if part]
