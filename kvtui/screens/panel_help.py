@@ -62,8 +62,8 @@ PANEL_HELP: dict[str, PanelHelp] = {
     "formulas": PanelHelp(
         "Formulas",
         """What the figures on screen are worked out from, with the present numbers put in. L is the layers, H the heads
-        for keys and values, d the size of a head, B the slots of a block, S the tokens of a request, b the bytes of an
-        element.""",
+        for keys and values, d the size of a head, B the slots of a block, S the tokens of a request, b the requests, P
+        the bytes of an element.""",
     ),
 }
 """By the id of the panel that has the focus."""
