@@ -9,43 +9,28 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from textual.app import SystemCommand
 from textual.binding import Binding
 
-from kvtui.themes import PREFIX
+from kvtui.key_names import shown_keys
 from kvtui.time_actions import TIME_BINDINGS, TimeActions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from textual.binding import BindingType
     from textual.screen import Screen
 
-    from kvtui.palette import Palette
     from kvtui.screens.main import MainScreen
-
-_KEY_NAMES = {
-    "full_stop": ".",
-    "comma": ",",
-    "right_square_bracket": "]",
-    "left_square_bracket": "[",
-    "slash": "/",
-    "question_mark": "?",
-    "plus": "+",
-    "minus": "-",
-    "equals_sign": "=",
-}
 
 
 class Actions(TimeActions):
     """The keys and commands of the dashboard; `KvtuiApp` is what they act on.
 
     Attributes:
-        palette: The theme in use.
-        palettes: All themes by name.
         remapped: Id of an action to the user's own keys for it.
+        own_keys: The same by the action itself, as the keys are shown.
     """
 
-    palette: Palette
-    palettes: dict[str, Palette]
     remapped: Mapping[str, str] = MappingProxyType({})
+    own_keys: Mapping[str, str] = MappingProxyType({})
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit", "Quit", id="app.quit"),
@@ -110,10 +95,6 @@ class Actions(TimeActions):
         """The block that is selected."""
         raise NotImplementedError
 
-    def redraw(self) -> None:
-        """Draw everything anew."""
-        raise NotImplementedError
-
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """Every action by name, for the command palette."""
         seen: set[str] = set()
@@ -122,23 +103,18 @@ class Actions(TimeActions):
             if binding.action not in seen:
                 seen.add(binding.action)
                 keys = self.remapped.get(binding.id or "", binding.key)
-                yield SystemCommand(binding.description, f"key {shown_keys(keys)}", self._runner(binding.action))
+                yield SystemCommand(binding.description, f"key {shown_keys(keys)}", self.runner(binding.action))
         for palette in self.palettes.values():
             name = palette.name
             yield SystemCommand(f"Theme: {name}", "colours", lambda name=name: self.set_theme(name))
 
-    def _runner(self, action: str) -> Callable[[], None]:
-        def run() -> None:
-            self.call_later(self.run_action, action)
-
-        return run
-
-    def keys_for(self, action: str, otherwise: str) -> str:
-        """The user's own keys for an action, as they are shown, or what is shown for it otherwise."""
-        for binding in self.BINDINGS:
-            if isinstance(binding, Binding) and binding.action == action and binding.id in self.remapped:
-                return shown_keys(self.remapped[binding.id or ""])
-        return otherwise
+    def remap(self, keys: Mapping[str, str]) -> None:
+        """Give actions the user's own keys, by their ids."""
+        self.remapped = dict(keys)
+        self.set_keymap(self.remapped)
+        named = [(b.id, b.action) for b in self.BINDINGS if isinstance(b, Binding) and b.id is not None]
+        # Of several bindings of an action, the first is shown.
+        self.own_keys = {action: shown_keys(keys[name]) for name, action in reversed(named) if name in keys}
 
     def action_save_picture(self) -> None:
         """Write the screen into the working folder; no file is written over."""
@@ -155,15 +131,6 @@ class Actions(TimeActions):
                 return
             self._say(f"{path} written")
             return
-
-    def action_command_palette(self) -> None:
-        """Open the list of commands, in characters that the terminal has."""
-        from kvtui.screens.commands import AsciiCommandPalette
-
-        if not self.glyphs.ascii:
-            super().action_command_palette()
-        elif not isinstance(self.screen, AsciiCommandPalette):
-            self.push_screen(AsciiCommandPalette(placeholder="Search for commands", id="--command-palette"))
 
     async def action_quit(self) -> None:
         """Leave at once."""
@@ -274,19 +241,7 @@ class Actions(TimeActions):
             self.copy_to_clipboard(text)
         self._say("copied" if text else "nothing to copy: the inspector is empty")
 
-    def action_next_theme(self) -> None:
-        """Go around the themes."""
-        names = list(self.palettes)
-        self.set_theme(names[(names.index(self.palette.name) + 1) % len(names)])
-
     def set_theme(self, name: str) -> None:
-        """Draw everything in another theme."""
-        self.palette = self.palettes[name]
-        self.theme = PREFIX + name
-        self.redraw()
+        """Draw everything in another theme, and say which."""
+        super().set_theme(name)
         self._say(f"theme {name}")
-
-
-def shown_keys(keys: str) -> str:
-    """The keys of a binding as they are printed on them."""
-    return " or ".join(_KEY_NAMES.get(key, key) for key in keys.split(","))

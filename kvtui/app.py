@@ -13,31 +13,26 @@ import time
 from threading import Timer
 from typing import TYPE_CHECKING, Any
 
-from textual.scrollbar import ScrollBar, ScrollBarRender
-
 from engine.trace.invariants import quick_check
 from engine.trace.marks import ALL_KINDS
 from kvtui.actions import Actions
 from kvtui.capture_output import OutputCapture
-from kvtui.glyphs import choose_glyphs
 from kvtui.history import History
 from kvtui.names import Names
 from kvtui.pace import Pace
 from kvtui.paint import Painter
-from kvtui.palette import Palette, ThemeError, load_palettes
+from kvtui.palette import ThemeError
 from kvtui.screens.main import BAR_SECONDS, MainScreen
-from kvtui.settings import Settings, glyphs_with
 from kvtui.terminal import driver_for, drop_pending_writes, pending_writes, served, terminal_problem
-from kvtui.themes import PREFIX, Colorless, PlainScrollBar, textual_theme, variables_of
 from kvtui.view import BlockSelected, Prefix, PrefixSelected, RequestSelected, View
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from textual.driver import Driver
-    from textual.filter import LineFilter
     from textual.screen import Screen
 
+    from kvtui.settings import Settings
     from kvtui.sources.source import Source
     from kvtui.widgets.transport import MarkKindPicked, SeekRequested
 
@@ -93,28 +88,12 @@ class KvtuiApp(Actions):
         settings: Settings | None = None,
         driver_class: type[Driver] | None = None,
     ) -> None:
-        self._mono = bool(os.environ.get("NO_COLOR"))
-        self.palettes = load_palettes(self._mono, settings.themes if settings else None)
-        theme = theme or (settings.theme if settings else None)
-        if theme is not None and theme not in self.palettes:
-            raise ThemeError(f"there is no theme named {theme!r}: choose one of {', '.join(self.palettes)}")
-        self.palette: Palette = self.palettes[theme] if theme else next(iter(self.palettes.values()))
-        super().__init__(driver_class=driver_class)
-        if theme is None and self.console.color_system == "standard" and "ansi" in self.palettes:
-            self.palette = self.palettes["ansi"]
-        for palette in self.palettes.values():
-            self.register_theme(textual_theme(palette))
-        self.theme = PREFIX + self.palette.name
+        super().__init__(theme=theme, ascii_only=ascii_only, settings=settings, driver_class=driver_class)
         self.source = source
         self.listen_url = listen_url
-        self.glyphs = choose_glyphs(ascii_only or (settings is not None and settings.ascii))
-        self.hidden: frozenset[str] = frozenset()
+        self.hidden = settings.hide if settings is not None else frozenset[str]()
         if settings is not None:
-            self.glyphs = glyphs_with(settings, self.glyphs)
-            self.hidden = settings.hide
-            self.remapped = dict(settings.keys)
-            self.set_keymap(self.remapped)
-        ScrollBar.renderer = PlainScrollBar if self.glyphs.ascii else ScrollBarRender
+            self.remap(settings.keys)
         self.history = History()
         self.names = Names()
         self.mark_kinds = ALL_KINDS
@@ -141,14 +120,6 @@ class KvtuiApp(Actions):
     def get_default_screen(self) -> Screen[Any]:
         """The dashboard itself."""
         return MainScreen(self.hidden, self.source.header.num_cpu_blocks)
-
-    def get_theme_variable_defaults(self) -> dict[str, str]:
-        """Our CSS variables, for themes that do not bring them."""
-        return variables_of(self.palette)
-
-    def get_line_filters(self) -> Sequence[LineFilter]:
-        """No colour at all where NO_COLOR asks for it."""
-        return [Colorless()] if self._mono else super().get_line_filters()
 
     def _print(self, text: str, stderr: bool = False) -> None:
         """Python prints while the app runs; one `Print` message for each would cost a message, so none is sent."""

@@ -27,6 +27,7 @@ import platformdirs
 from rich.cells import cell_len
 
 from kvtui.glyphs import UNICODE, Glyphs
+from kvtui.key_names import key_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -152,11 +153,14 @@ class _Reader:
         return frozenset(names)
 
     def keys(self) -> dict[str, str]:
+        keys: dict[str, Any] = self.value("keys", dict, {})
+        if not keys:
+            return {}
+        # Textual takes time to import, and a command without a screen has no use for it.
         from textual.binding import Binding
 
         from kvtui.actions import Actions
 
-        keys: dict[str, Any] = self.value("keys", dict, {})
         now: dict[str, str] = {b.id: b.key for b in Actions.BINDINGS if isinstance(b, Binding) and b.id}
         chosen: dict[str, str] = {}
         for name, value in keys.items():
@@ -165,8 +169,7 @@ class _Reader:
                 raise SettingsError(f"{self._path}: there is no action {name!r}: use one of {', '.join(now)}")
             if not isinstance(each, list) or not each or not all(isinstance(key, str) and key for key in each):
                 raise SettingsError(f'{self._path}: "{name}" = {value!r} is not possible: give a key or a list of keys')
-            names = [_NAMES_OF_SIGNS.get(str(key), str(key)) for key in each]
-            chosen[name] = ",".join(names)
+            chosen[name] = ",".join(key_of(str(key)) for key in each)
         owner: dict[str, str] = {}
         for name, shown in (now | chosen).items():
             for key in shown.split(","):
@@ -193,15 +196,3 @@ class _Reader:
 
 
 _NAMES: dict[type, str] = {str: "text", bool: "true or false", int: "whole number", list: "list", dict: "table"}
-_NAMES_OF_SIGNS: dict[str, str] = {
-    "]": "right_square_bracket",
-    "[": "left_square_bracket",
-    "/": "slash",
-    "?": "question_mark",
-    "+": "plus",
-    "-": "minus",
-    "=": "equals_sign",
-    ".": "full_stop",
-    ",": "comma",
-    " ": "space",
-}

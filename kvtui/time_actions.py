@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from textual.app import App
 from textual.binding import Binding
 
 from engine.trace.marks import ALL_KINDS, MarkKind
+from kvtui.themed_app import ThemedApp
 
 if TYPE_CHECKING:
     from textual.binding import BindingType
 
-    from kvtui.glyphs import Glyphs
     from kvtui.sources.source import Source
 
 SPEEDS = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0, 16.0)
@@ -49,17 +48,15 @@ _MARK_WORDS = {ALL_KINDS: "mark of any kind"} | {
 """What the kinds that are shown are called, in the order in which a key goes through them."""
 
 
-class TimeActions(App[None]):
+class TimeActions(ThemedApp):
     """What the keys do to the source.
 
     Attributes:
         source: What is paused, stepped and played.
-        glyphs: The set in use.
         mark_kinds: The kinds of marks that are shown, as bits.
     """
 
     source: Source
-    glyphs: Glyphs
     mark_kinds: int
 
     def hurry(self) -> None:

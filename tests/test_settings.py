@@ -10,9 +10,10 @@ from textual.binding import Binding
 from typer.testing import CliRunner
 
 from engine.trace.reader import Recording
-from kvtui.actions import Actions, shown_keys
+from kvtui.actions import Actions
 from kvtui.app import KvtuiApp
 from kvtui.cli.main import app as cli
+from kvtui.key_names import shown_keys
 from kvtui.packaged import packaged_folder
 from kvtui.settings import Settings, SettingsError, load_settings, settings_path
 from kvtui.sources.recorded import RecordingSource

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import time
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from textual.app import App, SystemCommand
+from textual.app import SystemCommand
 from textual.binding import Binding
-from textual.scrollbar import ScrollBar, ScrollBarRender
 from textual.widgets import Static
 
-from kvtui.glyphs import choose_glyphs
-from kvtui.palette import ThemeError, load_palettes
+from kvtui.key_names import shown_keys
 from kvtui.race.panels import LaneTimeline, RaceBar, RaceFooter
 from kvtui.race.report import speed_up
-from kvtui.settings import glyphs_with
 from kvtui.terminal import MIN_HEIGHT, MIN_WIDTH
-from kvtui.themes import PREFIX, Colorless, PlainScrollBar, textual_theme, variables_of
+from kvtui.themed_app import ThemedApp
 from kvtui.view import RequestSelected, View
 
 if TYPE_CHECKING:
@@ -26,7 +22,6 @@ if TYPE_CHECKING:
 
     from textual.app import ComposeResult
     from textual.binding import BindingType
-    from textual.filter import LineFilter
     from textual.screen import Screen
 
     from kvtui.race.playing import LanePlayer
@@ -35,10 +30,9 @@ if TYPE_CHECKING:
 FRAMES_PER_SECOND = 12
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 _NEARLY = 1e-9
-_BRACKETS = {"right_square_bracket": "]", "left_square_bracket": "["}
 
 
-class RaceApp(App[None]):
+class RaceApp(ThemedApp):
     """Plays lanes side by side.
 
     Args:
@@ -92,22 +86,7 @@ class RaceApp(App[None]):
         settings: Settings | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._mono = bool(os.environ.get("NO_COLOR"))
-        self.palettes = load_palettes(self._mono, settings.themes if settings else None)
-        theme = theme or (settings.theme if settings else None)
-        if theme is not None and theme not in self.palettes:
-            raise ThemeError(f"there is no theme named {theme!r}: choose one of {', '.join(self.palettes)}")
-        self.palette = self.palettes[theme] if theme else next(iter(self.palettes.values()))
-        super().__init__()
-        if theme is None and self.console.color_system == "standard" and "ansi" in self.palettes:
-            self.palette = self.palettes["ansi"]
-        for palette in self.palettes.values():
-            self.register_theme(textual_theme(palette))
-        self.theme = PREFIX + self.palette.name
-        self.glyphs = choose_glyphs(ascii_only or (settings is not None and settings.ascii))
-        if settings is not None:
-            self.glyphs = glyphs_with(settings, self.glyphs)
-        ScrollBar.renderer = PlainScrollBar if self.glyphs.ascii else ScrollBarRender
+        super().__init__(theme=theme, ascii_only=ascii_only, settings=settings)
         self.players = list(players)
         self.seconds = 0.0
         self.total = max((player.ends[-1] for player in self.players if player.ends), default=0.0)
@@ -124,27 +103,12 @@ class RaceApp(App[None]):
 
     # -- what Textual asks for -----------------------------------------------------------------------------------
 
-    def get_theme_variable_defaults(self) -> dict[str, str]:
-        """Our CSS variables, for themes that do not bring them."""
-        return variables_of(self.palette)
-
-    def get_line_filters(self) -> Sequence[LineFilter]:
-        """No colour at all where NO_COLOR asks for it."""
-        return [Colorless()] if self._mono else super().get_line_filters()
-
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """Every action by name, for the command palette."""
         for binding in self.BINDINGS:
             assert isinstance(binding, Binding)
             if binding.show:
-                key = _BRACKETS.get(binding.key, binding.key)
-                yield SystemCommand(binding.description, f"key {key}", self._runner(binding.action))
-
-    def _runner(self, action: str) -> Callable[[], None]:
-        def run() -> None:
-            self.call_later(self.run_action, action)
-
-        return run
+                yield SystemCommand(binding.description, f"key {shown_keys(binding.key)}", self.runner(binding.action))
 
     def compose(self) -> ComposeResult:
         """The lanes between a line that says what is raced and the time."""
@@ -162,7 +126,7 @@ class RaceApp(App[None]):
         self._last = self._clock()
         self.set_interval(1 / FRAMES_PER_SECOND, self.tick)
         self._fit()
-        self.call_after_refresh(self._draw_all)
+        self.call_after_refresh(self.redraw)
 
     def on_resize(self) -> None:
         """Say so where there is too little room; the new size is known after the next layout."""
@@ -207,7 +171,8 @@ class RaceApp(App[None]):
         self._bar.facts = (round(self.seconds, 1), round(self.total, 1), self.speed, self.paused, verdict)
         self._bar.update_view(self._view(self.players[0]), (), False)
 
-    def _draw_all(self) -> None:
+    def redraw(self) -> None:
+        """Draw everything anew."""
         for lane in self._lanes:
             lane.update_view(self._view(lane.player), (), True)
         view = self._view(self.players[0])
@@ -233,21 +198,12 @@ class RaceApp(App[None]):
     def on_request_selected(self, message: RequestSelected) -> None:
         """A request was clicked: it has the same number in every lane."""
         self._selected = message.request
-        self._draw_all()
-
-    def action_command_palette(self) -> None:
-        """Open the list of commands, in characters that the terminal has."""
-        from kvtui.screens.commands import AsciiCommandPalette
-
-        if not self.glyphs.ascii:
-            super().action_command_palette()
-        elif not isinstance(self.screen, AsciiCommandPalette):
-            self.push_screen(AsciiCommandPalette(placeholder="Search for commands", id="--command-palette"))
+        self.redraw()
 
     def action_deselect(self) -> None:
         """Select nothing."""
         self._selected = None
-        self._draw_all()
+        self.redraw()
 
     def action_toggle_pause(self) -> None:
         """Pause or resume; from the start where the end is shown."""
@@ -276,10 +232,3 @@ class RaceApp(App[None]):
         at = min(range(len(SPEEDS)), key=lambda i: abs(SPEEDS[i] - self.speed)) + by
         self.speed = SPEEDS[max(0, min(len(SPEEDS) - 1, at))]
         self._draw_bar()
-
-    def action_next_theme(self) -> None:
-        """Go around the themes."""
-        names = list(self.palettes)
-        self.palette = self.palettes[names[(names.index(self.palette.name) + 1) % len(names)]]
-        self.theme = PREFIX + self.palette.name
-        self._draw_all()

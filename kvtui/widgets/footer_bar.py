@@ -8,7 +8,7 @@ from kvtui.widgets.line import Line
 from kvtui.widgets.line_panel import LinePanel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Mapping
 
     from textual import events
     from textual.strip import Strip
@@ -76,8 +76,8 @@ class FooterBar(LinePanel, can_focus=False):
         hints.extend([Hint("7", "prefix tree", "panel(7)"), Hint("8", "old way", "panel(8)")])
         hints.append(Hint("F", "formulas", "formulas"))
         hints.extend([Hint("+ -", "zoom", "grid_zoom(-1)"), Hint("o", "order", "grid_order")])
-        own: Callable[[str, str], str] | None = getattr(self.app, "keys_for", None)
-        return [hint._replace(key=own(hint.action, hint.key)) for hint in hints] if own is not None else hints
+        own: Mapping[str, str] = getattr(self.app, "own_keys", {})
+        return [hint._replace(key=own.get(hint.action, hint.key)) for hint in hints] if own else hints
 
     def rows(self, view: View, width: int, height: int) -> list[tuple[Hint, ...]]:
         """The hints that fit; `q` moves to the end, where one looks for it."""

@@ -1,0 +1,104 @@
+"""What kvtui's apps have in common: a palette, a set of glyphs, and no colour where NO_COLOR asks for none."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from textual.app import App
+from textual.scrollbar import ScrollBar, ScrollBarRender
+
+from kvtui.glyphs import choose_glyphs
+from kvtui.palette import Palette, ThemeError, load_palettes
+from kvtui.settings import Settings, glyphs_with
+from kvtui.themes import PREFIX, Colorless, PlainScrollBar, textual_theme, variables_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from textual.driver import Driver
+    from textual.filter import LineFilter
+
+
+class ThemedApp(App[None]):
+    """An app that draws with a palette and a set of glyphs.
+
+    Args:
+        theme: Name of a theme; goes before the one in the settings.
+        ascii_only: Draw with ASCII alone; chosen by itself where the locale knows no Unicode.
+        settings: The user's own.
+        driver_class: For tests and `run_app`.
+
+    Attributes:
+        palette: The theme in use.
+        palettes: All themes by name.
+        glyphs: The set in use.
+
+    Raises:
+        ThemeError: There is no such theme.
+    """
+
+    def __init__(
+        self,
+        *,
+        theme: str | None,
+        ascii_only: bool,
+        settings: Settings | None,
+        driver_class: type[Driver] | None = None,
+    ) -> None:
+        self._mono = bool(os.environ.get("NO_COLOR"))
+        self.palettes = load_palettes(self._mono, settings.themes if settings else None)
+        theme = theme or (settings.theme if settings else None)
+        if theme is not None and theme not in self.palettes:
+            raise ThemeError(f"there is no theme named {theme!r}: choose one of {', '.join(self.palettes)}")
+        self.palette: Palette = self.palettes[theme] if theme else next(iter(self.palettes.values()))
+        super().__init__(driver_class=driver_class)
+        if theme is None and self.console.color_system == "standard" and "ansi" in self.palettes:
+            self.palette = self.palettes["ansi"]
+        for palette in self.palettes.values():
+            self.register_theme(textual_theme(palette))
+        self.theme = PREFIX + self.palette.name
+        self.glyphs = choose_glyphs(ascii_only or (settings is not None and settings.ascii))
+        if settings is not None:
+            self.glyphs = glyphs_with(settings, self.glyphs)
+        ScrollBar.renderer = PlainScrollBar if self.glyphs.ascii else ScrollBarRender
+
+    def redraw(self) -> None:
+        """Draw everything anew."""
+        raise NotImplementedError
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        """Our CSS variables, for themes that do not bring them."""
+        return variables_of(self.palette)
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """No colour at all where NO_COLOR asks for it."""
+        return [Colorless()] if self._mono else super().get_line_filters()
+
+    def runner(self, action: str) -> Callable[[], None]:
+        """What runs an action, for the command palette."""
+
+        def run() -> None:
+            self.call_later(self.run_action, action)
+
+        return run
+
+    def action_command_palette(self) -> None:
+        """Open the list of commands, in characters that the terminal has."""
+        from kvtui.screens.commands import AsciiCommandPalette
+
+        if not self.glyphs.ascii:
+            super().action_command_palette()
+        elif not isinstance(self.screen, AsciiCommandPalette):
+            self.push_screen(AsciiCommandPalette(placeholder="Search for commands", id="--command-palette"))
+
+    def action_next_theme(self) -> None:
+        """Go around the themes."""
+        names = list(self.palettes)
+        self.set_theme(names[(names.index(self.palette.name) + 1) % len(names)])
+
+    def set_theme(self, name: str) -> None:
+        """Draw everything in another theme."""
+        self.palette = self.palettes[name]
+        self.theme = PREFIX + name
+        self.redraw()
