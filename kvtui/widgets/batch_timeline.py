@@ -117,21 +117,10 @@ class BatchTimeline(WheelScrolled, LinePanel):
 
     # -- acting --------------------------------------------------------------------------------------------------
 
-    def action_scroll_up(self) -> None:
-        """Walk towards older requests."""
-        self.scroll_rows(-1)
-
-    def action_scroll_down(self) -> None:
-        """Walk towards newer requests."""
-        self.scroll_rows(1)
-
-    def action_page_up(self) -> None:
-        """Walk a window towards older requests."""
-        self.scroll_rows(-max(1, len(self._shown)))
-
-    def action_page_down(self) -> None:
-        """Walk a window towards newer requests."""
-        self.scroll_rows(max(1, len(self._shown)))
+    @property
+    def window_rows(self) -> int:
+        """Requests that have a row."""
+        return len(self._shown)
 
     def scroll_rows(self, rows: int) -> None:
         """Move the window towards newer rows, older ones where negative."""

@@ -73,22 +73,6 @@ class FormulaSheet(WheelScrolled, LinePanel):
         self._top += rows
         self.redraw()
 
-    def action_scroll_up(self) -> None:
-        """Earlier lines."""
-        self.scroll_rows(-1)
-
-    def action_scroll_down(self) -> None:
-        """Later lines."""
-        self.scroll_rows(1)
-
-    def action_page_up(self) -> None:
-        """Up by a window."""
-        self.scroll_rows(-max(1, self.size.height))
-
-    def action_page_down(self) -> None:
-        """Down by a window."""
-        self.scroll_rows(max(1, self.size.height))
-
 
 def laid_out(formula: Formula, width: int) -> list[Row]:
     """A formula on as few lines as it fits on, and its note."""

@@ -160,19 +160,3 @@ class LogPanel(WheelScrolled, LinePanel):
         """Move the window towards newer rows, older ones where negative."""
         self._back = max(0, self._back - rows)
         self.redraw()
-
-    def action_scroll_up(self) -> None:
-        """Show older lines."""
-        self.scroll_rows(-1)
-
-    def action_scroll_down(self) -> None:
-        """Show newer lines."""
-        self.scroll_rows(1)
-
-    def action_page_up(self) -> None:
-        """Show a window of older lines."""
-        self.scroll_rows(-max(1, self.size.height))
-
-    def action_page_down(self) -> None:
-        """Show a window of newer lines."""
-        self.scroll_rows(max(1, self.size.height))
