@@ -1,8 +1,8 @@
 """The way from a transformers model's attention layers to paged attention.
 
 transformers looks its attention up by name (`AttentionInterface`); the function registered here takes its place in
-every layer. What the batch is travels beside the tensors as the keyword `ctx`, which transformers hands through; for
-the few models whose layers drop keywords on the way (StableLM) it is also in a context variable.
+every layer. What the batch is lies in a context variable while the model runs: some models' layers (StableLM's) drop
+keywords on the way to their attention.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class HookError(Exception):
 
 
 class LayerContext(Protocol):
-    """What `ctx` is: told of one layer's query, key and value, it gives the attention's output."""
+    """What a batch is to the layers: told of one layer's query, key and value, it gives the attention's output."""
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: LayerOptions
@@ -105,7 +105,7 @@ _current: ContextVar[LayerContext | None] = ContextVar("paged attention's batch"
 
 @contextlib.contextmanager
 def running(context: LayerContext) -> Iterator[None]:
-    """While it is open, layers that are handed no `ctx` take this one."""
+    """While it is open, this is what the layers' attention goes to."""
     token = _current.set(context)
     try:
         yield
@@ -126,7 +126,6 @@ def layer_attention(
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     position_bias: torch.Tensor | None = None,
-    ctx: LayerContext | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """What transformers calls in each layer.
@@ -143,7 +142,6 @@ def layer_attention(
         softcap: See `PagedAttention`.
         s_aux: Sinks, `[Hq]`.
         position_bias: Must be None.
-        ctx: The batch; by default the one that is `running`.
 
     Returns:
         `[1, T, Hq, D]`, and None for the attention weights.
@@ -151,8 +149,8 @@ def layer_attention(
     Raises:
         HookError: The layer asks for what paged attention does not do.
     """
-    ctx = ctx or _current.get()
-    if ctx is None:
+    context = _current.get()
+    if context is None:
         raise HookError("the model runs without the batch's context")
     if attention_mask is not None:
         raise HookError("its layers bring an attention mask of their own")
@@ -173,7 +171,7 @@ def layer_attention(
         softcap=softcap or None,
         sinks=s_aux,
     )
-    out = ctx.attend(layer, query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), options)
+    out = context.attend(layer, query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), options)
     return out.unsqueeze(0), None
 
 

@@ -86,7 +86,6 @@ class HookedModel:
                 position_ids=positions[None],
                 use_cache=False,
                 logits_to_keep=rows,
-                ctx=context,
             ).logits[0]
         # A model that does not know logits_to_keep gives all rows.
         return logits if len(logits) == len(rows) else logits[rows]

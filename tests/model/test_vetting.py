@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -171,7 +172,7 @@ class _Layer(torch.nn.Module):
         ({"attention_mask": torch.zeros(1, 1, 3, 3)}, "mask of their own"),
         ({"position_bias": torch.zeros(1, 2, 3, 3)}, "position bias"),
         ({"dropout": 0.1}, "dropout"),
-        ({"ctx": None}, "context"),
+        ({"context": None}, "context"),
         ({"is_causal": False}, "not causal"),
         ({"layer_idx": None}, "no layer_idx"),
         ({"batch": 2}, "split the batch"),
@@ -183,6 +184,8 @@ def test_what_the_hook_cannot_do_it_refuses_to_do(options: dict[str, Any], reaso
         if name in options:
             setattr(layer, name, options.pop(name))
     q = torch.randn(options.pop("batch", 1), 2, 3, 4)
-    arguments = {"attention_mask": None, "ctx": hook.ProbeContext(), **options}
-    with pytest.raises(hook.HookError, match=reason):
+    batch = hook.running(hook.ProbeContext()) if "context" not in options else contextlib.nullcontext()
+    options.pop("context", None)
+    arguments = {"attention_mask": None, **options}
+    with batch, pytest.raises(hook.HookError, match=reason):
         hook.layer_attention(layer, q, q, q, **arguments)
