@@ -9,6 +9,7 @@ import numpy as np
 from engine.request import FinishReason
 from engine.trace.bottleneck import SETTINGS, Limit, limits_of
 from engine.trace.events import Reason
+from kvtui.sizes import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -151,7 +152,7 @@ def advice_words(advice: Advice, name_of: Callable[[int], str] | None = None, la
         name_of: What a request is called, as `Names.of`; None calls it #7.
     """
     limit, held, steps = advice.limit, advice.held, advice.steps
-    of = f"{last}{_counted(steps, 'step')}"
+    of = f"{last}{counted(steps, 'step')}"
     if limit == Limit.NOTHING:
         return [f"nothing: in {of} nobody waited", "nothing"]
     share = f"in {held:,} of {of}"
@@ -159,7 +160,7 @@ def advice_words(advice: Advice, name_of: Callable[[int], str] | None = None, la
     move = f"raise {setting} (now {advice.value:,})"
     refused, needs = advice.never_fit
     if limit == Limit.BLOCKS and refused and held < refused:
-        what = f"blocks: {_counted(refused, 'request')} refused"
+        what = f"blocks: {counted(refused, 'request')} refused"
         return [f"{what}, one needs {needs:,}; {move}", f"{what}; {move}", f"{what}; {setting}", f"blocks: {setting}"]
     if limit == Limit.BATCH:
         whole = f"the static batch {share}"
@@ -189,7 +190,7 @@ def _why_blocks(advice: Advice, name_of: Callable[[int], str] | None) -> str:
         name = name_of(request) if name_of is not None else f"#{request}"
         parts.append(f"{name} needs {needs:,}, {free:,} free")
     if advice.preemptions:
-        parts.append(_counted(advice.preemptions, "preemption"))
+        parts.append(counted(advice.preemptions, "preemption"))
     return ", ".join(parts) or f"{advice.waiting:,} wait"
 
 
@@ -205,7 +206,3 @@ def advice_json(advice: Advice) -> dict[str, Any]:
         "never_fit": advice.never_fit[0],
         "never_fit_needs": advice.never_fit[1] or None,
     }
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

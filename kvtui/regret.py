@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvtui.sizes import counted
+
 if TYPE_CHECKING:
     from engine.trace.state import PoolState, RequestState
 
@@ -14,10 +16,10 @@ def regret_words(request: RequestState, block_size: int) -> str | None:
     if not blocks:
         return None
     ago = max(0, request.admitted_step - request.regret_step)
-    when = f"{_counted(ago, 'step')} before it was admitted" if ago else "in the step that admitted it"
+    when = f"{counted(ago, 'step')} before it was admitted" if ago else "in the step that admitted it"
     last = ", the last of them " if blocks > 1 else " "
     tokens = f"{blocks * block_size:,} tokens of its prefix were evicted"
-    return f"{tokens}{last}{when}: {_counted(blocks, 'block')} computed again"
+    return f"{tokens}{last}{when}: {counted(blocks, 'block')} computed again"
 
 
 def session_regret_words(state: PoolState) -> str | None:
@@ -26,8 +28,4 @@ def session_regret_words(state: PoolState) -> str | None:
     if not blocks:
         return None
     since = f" since step {state.regret_since:,}" if state.regret_since else ""
-    return f"{_counted(blocks, 'evicted block')} computed again ({blocks * state.header.block_size:,} tokens){since}"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    return f"{counted(blocks, 'evicted block')} computed again ({blocks * state.header.block_size:,} tokens){since}"

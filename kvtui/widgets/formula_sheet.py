@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvtui.formulas import Formula, formulas_of
@@ -89,14 +90,8 @@ def laid_out(formula: Formula, width: int) -> list[Row]:
     else:
         rows = [Row(formula.name, max(indent, len(formula.name) + 2), ((formula.symbols, ""),))]
         rows.append(Row("", indent, (("= ", ""), *result)))
-    return rows + [Row("", indent, ((words, "faint"),)) for words in _broken(formula.note, width - indent - 1)]
-
-
-def _broken(note: str, cells: int) -> list[str]:
-    """A note of our own on lines of so many cells, broken between words."""
-    lines = [""]
-    for word in note.split():
-        if lines[-1] and len(lines[-1]) + 1 + len(word) > cells:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return lines
+    # Between words alone: no letter is lost where a word is longer than the line.
+    notes = textwrap.wrap(formula.note, max(1, width - indent - 1), break_long_words=False, break_on_hyphens=False) or [
+        ""
+    ]
+    return rows + [Row("", indent, ((words, "faint"),)) for words in notes]

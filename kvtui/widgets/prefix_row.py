@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvtui.safe_text import clean, fit
+from kvtui.sizes import counted
 from kvtui.widgets.line import Line
 
 if TYPE_CHECKING:
@@ -134,11 +135,6 @@ def _cpu_text(state: PoolState, node: Node) -> list[str]:
         if request is not None and place >= 0:
             return request.pieces[place * size : (place + 1) * size]
     return []
-
-
-def counted(number: int, noun: str) -> str:
-    """Such as `1 block` or `1,040 tokens`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def draw_heading(view: View, width: int) -> Strip:

@@ -8,9 +8,10 @@ from textual.binding import Binding
 
 from kvtui.prefix_tree import Place, PrefixTree
 from kvtui.safe_text import clean
+from kvtui.sizes import counted
 from kvtui.view import Prefix, PrefixSelected, RequestSelected
 from kvtui.widgets.line_panel import LinePanel
-from kvtui.widgets.prefix_row import Look, Row, counted, draw_heading, draw_row, row_of, uses
+from kvtui.widgets.prefix_row import Look, Row, draw_heading, draw_row, row_of, uses
 from kvtui.widgets.wheel import WheelScrolled
 
 if TYPE_CHECKING:
