@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from triton.runtime.jit import JITFunction
@@ -18,6 +18,7 @@ from engine.attention.triton_tiles import (
     MAX_HEAD_DIM,
     Target,
     Tile,
+    Work,
     attention_constants,
     combine_constants,
     decode_splits,
@@ -109,20 +110,20 @@ class TritonAttention:
             sinks=sinks,
             kind=_kind(cache, target),
         )
-        shape: dict[str, Any] = {
-            "group": group,
-            "head_dim": head_dim,
-            "itemsize": query.element_size(),
-            "quantised": options.kind != triton_cache.PLAIN.value,
-            "paged": _paged(metadata),
-            "window": options.window > 0,
-        }
+        work = Work(
+            group=group,
+            head_dim=head_dim,
+            itemsize=query.element_size(),
+            quantised=options.kind != triton_cache.PLAIN.value,
+            paged=_paged(metadata),
+            window=options.window > 0,
+        )
         num_decodes = min(metadata.num_decodes, metadata.num_seqs)
         num_prefills = metadata.num_seqs - num_decodes
         max_keys = metadata.max_seq_len
         with _on(query):
             if num_decodes:
-                tile = self.decode or decode_tile(target, **shape)
+                tile = self.decode or decode_tile(target, work)
                 reach = min(max_keys, options.window) if options.window else max_keys
                 split_keys, num_splits = decode_splits(reach, _multiple(self.decode_split_keys, tile.block_n))
                 _launch(
@@ -131,7 +132,7 @@ class TritonAttention:
                     split_keys=split_keys, num_splits=num_splits,
                 )  # fmt: skip
             if num_prefills:
-                tile = self.prefill or prefill_tile(target, **shape)
+                tile = self.prefill or prefill_tile(target, work)
                 # A bound that needs no lengths: each sequence wastes less than one tile.
                 block_q = tile.block_m // group
                 num_tiles = (num_tokens - num_decodes) // block_q + num_prefills

@@ -56,20 +56,11 @@ def padded(n: int, least: int = 16) -> int:
     return max(least, 1 << (n - 1).bit_length())
 
 
-def decode_tile(
-    target: Target,
-    *,
-    group: int,
-    head_dim: int,
-    itemsize: int,
-    quantised: bool,
-    paged: bool = True,
-    window: bool = False,
-) -> Tile:
-    """The cut for one query row per sequence.
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What an attention does, as far as the cut depends on it.
 
-    Args:
-        target: Where it runs.
+    Attributes:
         group: Query heads of one KV head.
         head_dim: Size of one head.
         itemsize: Bytes of one query element.
@@ -78,51 +69,56 @@ def decode_tile(
             one stage less without it keeps as many keys in flight.
         window: Whether a sliding window cuts the keys, which takes a loop more.
     """
-    block_m = padded(group)
-    width = padded(head_dim) * itemsize  # bytes of one key
+
+    group: int
+    head_dim: int
+    itemsize: int
+    quantised: bool
+    paged: bool = True
+    window: bool = False
+
+    @property
+    def width(self) -> int:
+        """Bytes of one key as it is multiplied."""
+        return padded(self.head_dim) * self.itemsize
+
+
+def decode_tile(target: Target, work: Work) -> Tile:
+    """The cut for one query row per sequence."""
+    block_m, width = padded(work.group), work.width
     if block_m > 16:
         # Many heads share one KV head: the work is a prefill's.
-        tile = prefill_tile(
-            target, group=group, head_dim=head_dim, itemsize=itemsize, quantised=quantised, paged=paged, window=window
-        )
+        tile = prefill_tile(target, work)
         return Tile(block_m, min(tile.block_n, 32), tile.num_warps, tile.num_stages)
     if width > 512:
         return Tile(block_m, 16, 8, 2)
     if width > 256 or target.backend == "hip":
         # Converting wide codes by their bits takes scalar registers on AMD.
-        return Tile(block_m, 16 if quantised and width > 256 and target.backend == "hip" else 32, 4, 2)
-    return Tile(block_m, 64, 4, 3 if paged else 2)
+        return Tile(block_m, 16 if work.quantised and width > 256 and target.backend == "hip" else 32, 4, 2)
+    return Tile(block_m, 64, 4, 3 if work.paged else 2)
 
 
-def prefill_tile(
-    target: Target,
-    *,
-    group: int,
-    head_dim: int,
-    itemsize: int,
-    quantised: bool,
-    paged: bool = True,
-    window: bool = False,
-) -> Tile:
-    """The cut for many query rows per sequence; the arguments are those of `decode_tile`."""
-    width = padded(head_dim) * itemsize
+def prefill_tile(target: Target, work: Work) -> Tile:
+    """The cut for many query rows per sequence."""
+    width = work.width
     if width > 512:
         tile = Tile(16, 16, 8, 2)
-    elif itemsize == 4:
-        # Each float32 product is three: their operands take the registers.
+    elif work.itemsize == 4:
+        # Each float32 product is three: their operands take the registers. Of 64 rows by 16 keys with eight warps,
+        # Triton 3.6 reads shared memory out of bounds on Hopper.
         tile = Tile(32, 32, 4, 2) if width <= 256 else Tile(32, 16, 8, 2)
     elif width > 256:
         tile = Tile(64, 32, 8, 2)
-    elif quantised and width > 128:
+    elif work.quantised and width > 128:
         tile = Tile(64, 64, 8, 3)
     else:
         tile = Tile(128, 64, 8, 3)
-    block_m = max(tile.block_m, padded(group))
+    block_m = max(tile.block_m, padded(work.group))
     if target.backend == "hip":
         # There the masks of a tile are scalar registers, of which a program has about a hundred.
-        block_n = 16 if window or width > 256 else min(tile.block_n, 32)
-        return Tile(block_m, block_n, tile.num_warps, 1 if quantised and not window else 2)
-    if not paged:
+        block_n = 16 if work.window or width > 256 else min(tile.block_n, 32)
+        return Tile(block_m, block_n, tile.num_warps, 1 if work.quantised and not work.window else 2)
+    if not work.paged:
         return Tile(block_m, min(tile.block_n, 32), tile.num_warps, 2)
     return Tile(block_m, tile.block_n, tile.num_warps, tile.num_stages)
 

@@ -29,6 +29,7 @@ from engine.attention import triton_cache, triton_kernels
 from engine.attention.triton_tiles import (
     Target,
     Tile,
+    Work,
     attention_constants,
     combine_constants,
     decode_tile,
@@ -186,8 +187,7 @@ def _source(
     scales = "*fp32" if c.cache else "constexpr"
     decode = kernel.startswith("decode")
     choose = decode_tile if decode else prefill_tile
-    tile = choose(
-        target,
+    work = Work(
         group=c.group,
         head_dim=c.head_dim,
         itemsize=itemsize,
@@ -195,6 +195,7 @@ def _source(
         paged=c.paged,
         window=c.window > 0,
     )
+    tile = choose(target, work)
     if kernel == "write":
         signature = dict.fromkeys(("key", "value"), f"*{element}") | {
             "cache": f"*{stored}",

@@ -2,6 +2,7 @@ import pytest
 
 from engine.attention.triton_tiles import (
     Target,
+    Work,
     decode_splits,
     decode_tile,
     padded,
@@ -41,7 +42,7 @@ def test_a_tile_holds_all_heads_of_a_group_and_can_be_a_matrix_operand(target, c
         for head_dim in (16, 64, 80, 128, 256):
             for itemsize in (2, 4):
                 for quantised in (False, True):
-                    tile = choose(target, group=group, head_dim=head_dim, itemsize=itemsize, quantised=quantised)
+                    tile = choose(target, Work(group, head_dim, itemsize, quantised))
                     assert tile.block_m >= group
                     assert tile.block_m >= 16
                     assert tile.block_n >= 16
