@@ -33,6 +33,7 @@ from kvtui.history import History
 from kvtui.pace import BEST_SECONDS
 from kvtui.paint import Painter
 from kvtui.palette import load_palettes
+from kvtui.sources.moved import MovedSource
 from kvtui.view import Panel, View
 from kvtui.widgets.block_moves import MovableGrid
 from kvtui.widgets.request_table import RequestTable
@@ -49,16 +50,11 @@ _MILLION = 1_000_000
 _CHANGED = 1_000
 
 
-class Still:
+class Still(MovedSource):
     """A `Source` around an engine without a model, which steps only when asked to."""
 
     live = True
-    paused = engine_paused = looking_back = False
-    num_arrived = 0
-    first = 0
-    speed = 1.0
-    generation = 0
-    error: str | None = None
+    paused = False
 
     def __init__(self, num_blocks: int, max_num_seqs: int = 16) -> None:
         limits = SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=2048)
@@ -68,7 +64,6 @@ class Still:
         self.history = History()
         self._messages: list[TraceMessage] = []
         self.marks = Marks()
-        self.window: tuple[int, int] | None = None
 
     def follow_engine(self) -> None:
         """Let the engine's own steps be what is drawn."""
@@ -107,44 +102,9 @@ class Still:
         palette = next(iter(load_palettes().values()))
         return View(self, self.state, self.history, palette, choose_glyphs(False))
 
-    def poll(self) -> list[StepTrace]:
-        """Nothing comes by itself."""
-        return []
-
     def context(self, most: int) -> StepColumns:
         """It never jumps."""
         return StepColumns.of(self.state.step + 1, ())
-
-    def set_window(self, window: tuple[int, int] | None) -> None:
-        """Stays as it is."""
-
-    def play(self) -> None:
-        """Stays as it is."""
-
-    def hold(self) -> None:
-        """Stays as it is."""
-
-    def follow(self) -> None:
-        """Stays as it is."""
-
-    def pause(self) -> None:
-        """Stays as it is."""
-
-    def resume(self) -> None:
-        """Stays as it is."""
-
-    def step(self, n: int) -> None:
-        """Stays as it is."""
-
-    def seek(self, step: int) -> None:
-        """Stays as it is."""
-
-    def set_speed(self, speed: float) -> None:
-        """Stays as it is."""
-
-    def close(self, timeout: float) -> bool:
-        """Nothing to close."""
-        return True
 
 
 class _Host(App[None]):

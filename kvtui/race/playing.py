@@ -13,6 +13,7 @@ from engine.trace.step_columns import StepColumns
 from kvtui.history import History
 from kvtui.names import Names
 from kvtui.race.report import end_of, result_of
+from kvtui.sources.moved import MovedSource
 
 if TYPE_CHECKING:
     from engine.trace.events import Header
@@ -57,7 +58,7 @@ class Moment:
         return self.tokens / self.seconds if self.seconds > 0 else 0.0
 
 
-class LanePlayer:
+class LanePlayer(MovedSource):
     """Folds a lane's trace up to a time; it is its own `Source`, one that is moved from outside.
 
     Attributes:
@@ -71,13 +72,6 @@ class LanePlayer:
         position: Index of the last step that has ended; -1 before the first.
     """
 
-    live = False
-    looking_back = False
-    engine_paused = False
-    num_arrived = 0
-    first = 0
-    error: str | None = None
-
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
         self.result: Result = result_of(lane)
@@ -86,10 +80,7 @@ class LanePlayer:
         self.history = History(_HISTORY_STEPS)
         self.position = -1
         self.paused = True
-        self.speed = 1.0
-        self.generation = 0
         self.marks = Marks()
-        self.window: tuple[int, int] | None = None
         self._steps: list[StepTrace] = []
         self._arrivals: list[list[RequestArrived]] = [[]]
         for message in lane.messages:
@@ -161,44 +152,7 @@ class LanePlayer:
         self.names.follow(self.state.requests)
         return None if back else came
 
-    # A lane moves with the race; what would move it alone does nothing.
-
-    def poll(self) -> list[StepTrace]:
-        """Nothing comes by itself."""
-        return []
-
     def context(self, most: int) -> StepColumns:
         """At most so many steps up to the present position."""
         first = max(0, self.position + 1 - most)
         return StepColumns.of(first, self._steps[first : self.position + 1])
-
-    def pause(self) -> None:
-        """It stands still anyway."""
-
-    def play(self) -> None:
-        """The race moves it."""
-
-    def hold(self) -> None:
-        """It stands still anyway."""
-
-    def follow(self) -> None:
-        """The race moves it."""
-
-    def resume(self) -> None:
-        """The race moves it."""
-
-    def step(self, n: int) -> None:
-        """The race moves it."""
-
-    def seek(self, step: int) -> None:
-        """The race moves it."""
-
-    def set_window(self, window: tuple[int, int] | None) -> None:
-        """Lanes are played once."""
-
-    def set_speed(self, speed: float) -> None:
-        """The race has the speed."""
-
-    def close(self, timeout: float) -> bool:
-        """Nothing is open."""
-        return True
