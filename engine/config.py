@@ -8,7 +8,7 @@ from typing import Literal
 DEFAULT_MODEL = "smollm2"
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
-Weights = Literal["auto", "int8"]
+Weights = Literal["auto", "full", "bf16", "int8"]
 KVDType = Literal["auto", "bf16", "fp8", "int8"]
 Preemption = Literal["recompute", "swap", "auto"]
 Policy = Literal["paged", "contiguous", "static"]
@@ -102,7 +102,9 @@ class ModelConfig:
         device: `auto`, `cpu`, `cuda`, `cuda:1`, ...
         dtype: Of weights and activations; `auto` is bfloat16 where the machine computes it natively, else float32.
         attention: `auto`, or the name of one implementation in `engine.attention`.
-        weights: `auto` keeps the model's own; `int8` makes linear layers of 8-bit weights and inputs (on a CPU).
+        weights: Of linear layers. `auto` computes with the model's own and holds them, on a CPU in float32, in the
+            fewest bytes that lose nothing; `full` in the type's bytes; `bf16` rounds them to bfloat16 and `int8`
+            makes 8-bit weights and inputs of them (both on a CPU).
         cuda_graphs: Whether decode steps on a CUDA device are captured once and replayed.
     """
 

@@ -11,9 +11,9 @@ import argparse
 import json
 import statistics
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
-from engine.config import DEFAULT_MODEL, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from engine.config import DEFAULT_MODEL, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, Weights
 from engine.model import load_engine
 from engine.request import SamplingParams
 from engine.trace.events import Phase, StepTrace
@@ -107,13 +107,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto", choices=["auto", "bfloat16", "float16", "float32"])
     parser.add_argument("--attention", default="auto", choices=["auto", "reference", "cpu", "triton"])
+    parser.add_argument("--weights", default="auto", choices=get_args(Weights))
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--tokens", type=int, default=40)
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
     config = EngineConfig(
-        model=ModelConfig(model=args.model, device=args.device, dtype=args.dtype, attention=args.attention),
+        model=ModelConfig(
+            model=args.model,
+            device=args.device,
+            dtype=args.dtype,
+            attention=args.attention,
+            weights=args.weights,
+        ),
         cache=CacheConfig(num_blocks=2 * max(args.batch) * (args.context + args.tokens) // 16 + 16),
         scheduler=SchedulerConfig(max_num_seqs=max(args.batch)),
     )

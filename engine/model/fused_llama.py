@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 
+from engine.model.embedding import Embedding
 from engine.model.projection import MakeProjection, Projection, join, make_projection, packs
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class FusedLlama:
         embedding = model.model.embed_tokens.weight.detach()
         # Where the linear layers have copies, the embedding has one too: it alone would keep the whole file mapped.
         copied = make is not make_projection or packs(embedding)
-        self._embedding: torch.Tensor = embedding.clone() if copied else embedding
+        self._embedding = Embedding(embedding, copied=copied)
         self._norm = _Norm.of(model.model.norm)
         self._head = make(model.lm_head.weight.detach(), _bias(model.lm_head))
         self._num_heads: int = config.num_attention_heads
@@ -84,7 +85,7 @@ class FusedLlama:
         self._intermediate: int = config.intermediate_size
         positions = torch.arange(max_positions, device=self._embedding.device)[None]
         with torch.inference_mode():
-            cos, sin = model.model.rotary_emb(self._embedding[:1], positions)
+            cos, sin = model.model.rotary_emb(embedding[:1], positions)
         self._cos, self._sin = cos[0], sin[0]
 
     @classmethod
@@ -133,7 +134,7 @@ class FusedLlama:
         Returns:
             Logits `[R, vocab]` in the model's dtype.
         """
-        hidden = F.embedding(input_ids, self._embedding)
+        hidden = self._embedding(input_ids)
         cos, sin = self._cos[positions][:, None], self._sin[positions][:, None]
         num_q, num_kv, dim = self._num_heads, self._num_kv_heads, self._head_dim
         last = len(self._layers) - 1

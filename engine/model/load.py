@@ -18,6 +18,7 @@ from engine.model.device import choose_device, choose_dtype, choose_kv_dtype, se
 from engine.model.forward import Forward, HookedModel
 from engine.model.fused_llama import FusedLlama, NotFusableError
 from engine.model.int8 import make_int8_projection
+from engine.model.projection import MakeProjection, make_bfloat16_projection, make_exact_projection, make_projection
 from engine.model.quiet import quiet
 from engine.model.runner import ModelRunner
 from engine.model.tokenizer import TokenizerCodec
@@ -32,8 +33,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("engine")
 
 _NO_LIMIT = 2**31 - 1
-_MAX_INT8_DIFFERENCE = 0.5
-"""Relative change of a row of logits beyond which 8-bit weights are refused: models with outlier channels have it."""
+_MAX_DIFFERENCE = {"int8": 0.5, "bf16": 0.1}
+"""Relative change of a row of logits beyond which narrow weights are refused: models with outlier channels have it."""
+
+_EXACT: dict[str, MakeProjection] = {"auto": make_exact_projection, "full": make_projection}
+_ROUNDED: dict[str, MakeProjection] = {"int8": make_int8_projection, "bf16": make_bfloat16_projection}
 
 
 def load(config: EngineConfig, progress: Callable[[str], None], *, title: str, description: str) -> PagedEngine:
@@ -116,10 +120,11 @@ def make_runner(
     limit = _max_positions(model.config.get_text_config(decoder=True))
     max_positions = min(limit, config.scheduler.max_model_len)
     trial = Trial(model, shape, max_positions)
-    if config.model.weights == "int8":
-        forward: Forward = _int8_forward(hooked, trial, name, max_positions)
+    weights = config.model.weights
+    if weights in _ROUNDED:
+        forward: Forward = _rounded_forward(hooked, trial, name, max_positions, weights)
     else:
-        forward = _choose_forward(hooked, trial, name, max_positions, fuse)
+        forward = _choose_forward(hooked, trial, name, max_positions, _EXACT[weights] if fuse else None)
     kv_cache = KVCache(
         num_blocks=config.cache.num_blocks,
         num_layers=shape.num_layers,
@@ -139,7 +144,7 @@ def make_runner(
         architecture=type(model).__name__,
         device=str(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
-        weights="int8" if config.model.weights == "int8" else "",
+        weights=weights if weights in _ROUNDED else "",
         attention=attention_name,
         num_layers=shape.num_layers,
         num_kv_heads=shape.num_kv_heads,
@@ -162,10 +167,13 @@ def make_runner(
     )
 
 
-def _choose_forward(hooked: HookedModel, trial: Trial, name: str, max_positions: int, fuse: bool) -> Forward:
-    if fuse:
+def _choose_forward(
+    hooked: HookedModel, trial: Trial, name: str, max_positions: int, make: MakeProjection | None
+) -> Forward:
+    """The fused forward with linear layers of a kind, or else, or without one, transformers' own layers."""
+    if make is not None:
         try:
-            fused = FusedLlama.of(hooked.model, hooked.attention, max_positions)
+            fused = FusedLlama.of(hooked.model, hooked.attention, max_positions, make)
         except NotFusableError as error:
             logger.debug("%s runs through transformers' layers: %s", name, error)
         except torch.OutOfMemoryError:
@@ -185,17 +193,17 @@ def _choose_forward(hooked: HookedModel, trial: Trial, name: str, max_positions:
     return hooked
 
 
-def _int8_forward(hooked: HookedModel, trial: Trial, name: str, max_positions: int) -> Forward:
+def _rounded_forward(hooked: HookedModel, trial: Trial, name: str, max_positions: int, weights: str) -> Forward:
     if hooked.model.device.type != "cpu":
-        raise ConfigError(f"--weights int8 runs on the CPU, not on {hooked.model.device}: leave it out")
-    if not isinstance(_choose_forward(hooked, trial, name, max_positions, fuse=True), FusedLlama):
-        raise ConfigError(f"--weights int8 serves models of the Llama family, which {name} is not: leave it out")
-    forward = FusedLlama.of(hooked.model, hooked.attention, max_positions, make_int8_projection)
+        raise ConfigError(f"--weights {weights} runs on the CPU, not on {hooked.model.device}: leave it out")
+    if not isinstance(_choose_forward(hooked, trial, name, max_positions, make_projection), FusedLlama):
+        raise ConfigError(f"--weights {weights} serves models of the Llama family, which {name} is not: leave it out")
+    forward = FusedLlama.of(hooked.model, hooked.attention, max_positions, _ROUNDED[weights])
     difference = trial.difference(forward)
-    logger.info("8-bit weights change the logits of a short trial by %.1f%%", 100 * difference)
-    if difference > _MAX_INT8_DIFFERENCE:
+    logger.info("%s weights change the logits of a short trial by %.1f%%", weights, 100 * difference)
+    if difference > _MAX_DIFFERENCE[weights]:
         raise ConfigError(
-            f"--weights int8 is too coarse for {name}: its logits change by {difference:.0%}; leave it out"
+            f"--weights {weights} is too coarse for {name}: its logits change by {difference:.0%}; leave it out"
         )
     return forward
 

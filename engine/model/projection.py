@@ -7,10 +7,13 @@ from the BLAS's by rounding only. Everywhere else `F.linear` is the best there i
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+
+logger = logging.getLogger("engine")
 
 Projection = Callable[[torch.Tensor], torch.Tensor]
 """`[T, in] -> [T, out]`."""
@@ -44,6 +47,28 @@ def make_projection(weight: torch.Tensor, bias: torch.Tensor | None = None) -> P
         return F.linear(x, weight, bias)
 
     return project
+
+
+def make_exact_projection(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Projection:
+    """A linear layer with its weights in the fewest bytes that hold them exactly; arguments as above."""
+    return _compact(weight, bias, rounded=False) or make_projection(weight, bias)
+
+
+def make_bfloat16_projection(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Projection:
+    """A linear layer with its weights rounded to bfloat16, unless fewer bytes hold them exactly."""
+    return _compact(weight, bias, rounded=True) or make_projection(weight.bfloat16().to(weight.dtype), bias)
+
+
+def _compact(weight: torch.Tensor, bias: torch.Tensor | None, *, rounded: bool) -> Projection | None:
+    if weight.device.type != "cpu" or weight.dtype != torch.float32:
+        return None
+    try:
+        from engine.model.cpu_linear import bfloat16_linear, exact_linear
+
+        return bfloat16_linear(weight, bias) if rounded else exact_linear(weight, bias)
+    except Exception:  # compiling raises all kinds on a processor that it does not know
+        logger.warning("weights keep all their bytes: their worker cannot be compiled", exc_info=True)
+        return None
 
 
 MakeProjection = Callable[[torch.Tensor, torch.Tensor | None], Projection]

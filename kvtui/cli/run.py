@@ -49,6 +49,8 @@ class WeightsName(enum.StrEnum):
     """Of linear layers."""
 
     auto = "auto"
+    full = "full"
+    bf16 = "bf16"
     int8 = "int8"
 
 
@@ -107,7 +109,7 @@ def run_command(
     weights: Annotated[
         WeightsName,
         typer.Option(
-            help="Of linear layers: the dtype's, or 8-bit weights and inputs (CPU, Llama family).",
+            help="Of linear layers: the fewest bytes that lose nothing, all, rounded to bf16, or int8 (inputs as well).",
             rich_help_panel=_ENGINE,
         ),
     ] = WeightsName.auto,

@@ -110,7 +110,7 @@ def test_a_request_whose_logits_are_not_numbers_ends_and_the_others_keep_their_t
     engine = engine_over(model, block_size=3)
     with torch.no_grad():
         # Only a sequence that holds this token meets it.
-        engine.runner.forward._embedding[poisoned] = math.nan  # type: ignore[attr-defined]
+        engine.runner.forward._embedding.table[poisoned] = math.nan  # type: ignore[attr-defined]
     ids = [engine.add_request(p, SamplingParams(max_tokens=6)) for p in (others[0], [9, poisoned, 8], others[1])]
     results = Results()
     while engine.has_work:

@@ -1,0 +1,92 @@
+"""Compile a worker for this machine's processor, or take it from a folder where it was kept.
+
+Compilation takes some seconds, once per machine: the result is kept in `NUMBA_CACHE_DIR`, or else in
+`$KVTUI_CACHE/numba`, or else in the user's cache folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numba
+import numpy as np
+import platformdirs
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+logger = logging.getLogger("engine")
+
+OPTIONS: dict[str, Any] = {"error_model": "numpy", "boundscheck": False}
+"""Nobody could catch an exception of a worker; its arguments are checked before."""
+
+TAGS: dict[torch.dtype, np.generic] = {
+    torch.bfloat16: np.uint16(0),
+    torch.float16: np.int16(0),
+    torch.float32: np.float32(0),
+    torch.int8: np.int8(0),
+    torch.float8_e4m3fn: np.uint8(0),
+}
+"""The value that stands for an element type in `cpu_lanes`."""
+
+_lock = threading.Lock()
+
+
+class Compiled:
+    """A worker ready to run.
+
+    Args:
+        make: Gives the worker, a Python function of one address that Numba can compile.
+        sources: Files that are compiled into it besides the worker's own.
+
+    Attributes:
+        address: Of the C function `void (int64)`, good for as long as this object lives.
+        seconds: That it took.
+    """
+
+    def __init__(self, make: Callable[[], Callable[[int], None]], sources: Sequence[Path]) -> None:
+        start = time.perf_counter()
+        with _lock:
+            folder = cache_dir(sources)
+            try:
+                self._function = _compile(make(), folder)
+            except Exception:
+                # A cache folder that cannot be written, or one with a broken file in it, costs time and nothing else.
+                logger.warning("compiling for the CPU without the cache in %s", folder, exc_info=True)
+                self._function = _compile(make(), None)
+        self.address = int(self._function.address)
+        self.seconds = time.perf_counter() - start
+
+
+def cache_dir(sources: Sequence[Path]) -> Path:
+    """Where compiled workers are kept, unless `NUMBA_CACHE_DIR` says otherwise.
+
+    Numba looks only at the file of the worker to see whether a compiled one is still good; the digest in the path
+    covers the other files that were compiled into it.
+
+    Args:
+        sources: Those files.
+    """
+    root = os.environ.get("KVTUI_CACHE") or platformdirs.user_cache_dir("kvtui")
+    digest = hashlib.sha256()
+    for path in sources:
+        digest.update(path.read_bytes())
+    return Path(root) / "numba" / digest.hexdigest()[:12]
+
+
+def _compile(worker: Callable[[int], None], folder: Path | None) -> Any:
+    config: Any = numba.config
+    before = config.CACHE_DIR
+    config.CACHE_DIR = before or str(folder or "")
+    try:
+        signature = numba.types.void(numba.types.int64)
+        return numba.cfunc(signature, cache=folder is not None, **OPTIONS)(worker)
+    finally:
+        config.CACHE_DIR = before

@@ -1,0 +1,177 @@
+"""Linear layers over weights in few bytes, on a CPU, in float32.
+
+Generating a token reads every weight once, and a processor computes faster than its memory delivers: weights in four
+bits instead of thirty-two make a small batch several times as fast. Where the codes are exact (`weight_codes.py`) the
+results are those of a float32 layer up to the order of the sum.
+
+Packed, a layer is a sequence of panels, a panel a sequence of blocks of 32 inputs, and a block of a panel: its scales
+(float16, one for each output), its minima if it has any, and then for each input the codes of the panel's outputs. Of
+4-bit codes and of bfloat16, output j of each two vectors is in the lower half and its neighbour in the next vector in
+the upper half of the same byte or word, so that one load, a mask and a shift give two vectors of weights.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import struct
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from engine.attention import cpu_compile, cpu_lanes, cpu_threads, cpu_vector
+from engine.attention.cpu_compile import Compiled
+from engine.attention.cpu_lanes import LANES
+from engine.model import cpu_linear_kernel, weight_codes
+from engine.model.cpu_linear_kernel import BITS, CHUNK, FIELDS, NUM_COUNTERS, PANEL, PARAMS, VECTORS
+from engine.model.weight_codes import BLOCK, BlockCodes, block_codes, is_bfloat16
+
+if TYPE_CHECKING:
+    from engine.model.projection import Projection
+
+logger = logging.getLogger("engine")
+
+_SERIAL_WORK = 1 << 15
+"""Below about this many multiplications one thread is done before a second one would have started."""
+
+_CALL = struct.Struct(f"={len(FIELDS)}q")
+_SOURCES = [Path(str(module.__file__)) for module in (cpu_compile, cpu_lanes, cpu_vector, weight_codes)]
+
+
+def exact_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Projection | None:
+    """A linear layer with its weights in the fewest bytes that hold them exactly.
+
+    Args:
+        weight: float32 `[out, in]` on the CPU; not kept.
+        bias: `[out]`.
+
+    Returns:
+        `[T, in] -> [T, out]` in float32, or None where the weights need all their bytes.
+    """
+    codes = block_codes(weight)
+    if codes is not None:
+        return _Linear(pack_codes(codes), codes.bits, *weight.shape, bias)
+    if is_bfloat16(weight):
+        return _Linear(pack_bfloat16(weight), 16, *weight.shape, bias)
+    return None
+
+
+def bfloat16_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Projection:
+    """A linear layer with weights rounded to bfloat16, computed in float32; arguments as above."""
+    return exact_linear(weight, bias) or _Linear(pack_bfloat16(weight), 16, *weight.shape, bias)
+
+
+def pack_codes(codes: BlockCodes) -> torch.Tensor:
+    """Codes in the worker's layout.
+
+    Returns:
+        uint8 `[panels, blocks, bytes of a block]`.
+    """
+    parts = [_bytes(_panels(codes.scales[..., None]).squeeze(-1))]
+    if codes.minima is not None:
+        parts.append(_bytes(_panels(codes.minima[..., None]).squeeze(-1)))
+    numbers = _panels(codes.codes.unflatten(1, (-1, BLOCK)))
+    if codes.bits == 4:
+        lower, upper = _halves(numbers)
+        numbers = lower | (upper << 4)
+    parts.append(_bytes(numbers))
+    return torch.cat(parts, 2)
+
+
+def pack_bfloat16(weight: torch.Tensor) -> torch.Tensor:
+    """Weights as bfloat16 in the worker's layout: int32 `[panels, blocks, words of a block]`."""
+    rest = -weight.shape[1] % BLOCK
+    padded = torch.nn.functional.pad(weight.bfloat16(), (0, rest))
+    lower, upper = _halves(_panels(padded.view(torch.int16).unflatten(1, (-1, BLOCK))).int())
+    return ((lower & 0xFFFF) | (upper << 16)).flatten(2).contiguous()
+
+
+def _panels(tensor: torch.Tensor) -> torch.Tensor:
+    """`[out, blocks, n]` to `[panels, blocks, n, PANEL]`, with zeros for outputs that a last panel lacks."""
+    rest = -len(tensor) % PANEL
+    if rest:
+        tensor = torch.cat((tensor, tensor.new_zeros(rest, *tensor.shape[1:])))
+    return tensor.unflatten(0, (-1, PANEL)).permute(0, 2, 3, 1)
+
+
+def _halves(panels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each two vectors of a panel the first and the second."""
+    lower, upper = panels.unflatten(-1, (VECTORS // 2, 2, LANES)).unbind(-2)
+    return lower.flatten(-2), upper.flatten(-2)
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(torch.uint8).flatten(2)
+
+
+@functools.cache
+def _worker(bits: int) -> Compiled:
+    return Compiled(lambda: cpu_linear_kernel.make_worker(BITS[bits]), _SOURCES)
+
+
+class _Workspace(threading.local):
+    """What a thread that calls linear layers keeps for the workers."""
+
+    def __init__(self) -> None:
+        self.record = np.zeros(PARAMS.itemsize, np.uint8)
+        self.memory = np.empty(0, np.float32)
+        counters = np.zeros(2 * NUM_COUNTERS, np.int64)
+        first = -(counters.ctypes.data // 8) % NUM_COUNTERS
+        self.counters = counters[first : first + NUM_COUNTERS]
+        self.addresses = self.record.ctypes.data, self.counters.ctypes.data
+
+    def scratch(self, num_threads: int) -> int:
+        """Address of scratch for so many threads, on a cache line."""
+        needed = num_threads * CHUNK * BLOCK * PANEL + 16
+        if len(self.memory) < needed:
+            self.memory = np.empty(needed, np.float32)
+        return int(-(-self.memory.ctypes.data // 64) * 64)
+
+
+_workspace = _Workspace()
+
+
+class _Linear:
+    def __init__(
+        self, packed: torch.Tensor, bits: int, num_outputs: int, num_inputs: int, bias: torch.Tensor | None
+    ) -> None:
+        self._packed = packed
+        self._num_outputs, self._num_inputs = num_outputs, num_inputs
+        self._bias = None if bias is None else bias.float()
+        self._block_bytes = packed.shape[2] * packed.element_size()
+        self._compiled = _worker(bits)
+        self._launchers: dict[int, object] = {}
+        self._launch = functools.cache(functools.partial(cpu_threads.launcher, self._compiled.address))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dtype != torch.float32 or x.shape[1] != self._num_inputs:
+            raise ValueError(f"rows of {x.shape[1]} {x.dtype} do not fit a layer of {self._num_inputs} float32 inputs")
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        num_rows, num_panels = len(x), len(self._packed)
+        y = torch.empty(num_rows, num_panels * PANEL)
+        work = num_rows * self._num_inputs * self._num_outputs
+        num_threads = torch.get_num_threads() if work > _SERIAL_WORK else 1
+        record, counters = _workspace.addresses
+        _CALL.pack_into(
+            _workspace.record.data,
+            0,
+            counters,
+            _workspace.scratch(num_threads),
+            x.data_ptr(),
+            self._packed.data_ptr(),
+            y.data_ptr(),
+            num_rows,
+            self._num_inputs,
+            num_panels,
+            x.stride(0),
+            self._block_bytes,
+        )
+        _workspace.counters.fill(0)
+        self._launch(num_threads)(record)
+        if y.shape[1] != self._num_outputs:
+            y = y[:, : self._num_outputs].contiguous()
+        return y if self._bias is None else y.add_(self._bias)

@@ -1,0 +1,40 @@
+"""The table of token embeddings, in the fewest bytes that hold it exactly."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+
+from engine.model.weight_codes import BlockCodes, block_codes, is_bfloat16
+
+
+class Embedding:
+    """Token ids to rows of a table.
+
+    Args:
+        weight: `[vocabulary, hidden]`.
+        copied: Take no reference to the weight: it alone would keep the whole file mapped.
+
+    Attributes:
+        table: `[vocabulary, hidden]`, perhaps of a narrower type, or the codes of one.
+        dtype: Of the rows.
+        device: Of the rows.
+    """
+
+    def __init__(self, weight: torch.Tensor, *, copied: bool) -> None:
+        self.dtype, self.device = weight.dtype, weight.device
+        compact = copied and weight.device.type == "cpu" and weight.dtype == torch.float32
+        codes = block_codes(weight) if compact else None
+        self.table: torch.Tensor | BlockCodes
+        if codes is not None:
+            self.table = codes
+        elif compact and is_bfloat16(weight):
+            self.table = weight.bfloat16()
+        else:
+            self.table = weight.clone() if copied else weight
+
+    def __call__(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Rows `[T, hidden]` of int64 ids `[T]`."""
+        if isinstance(self.table, torch.Tensor):
+            return F.embedding(input_ids, self.table).to(self.dtype)
+        return self.table.rows(input_ids)
