@@ -174,8 +174,9 @@ class KvtuiApp(Actions):
         if not self.screen_stack or not self.main.is_mounted or not self._pace.due() or pending_writes(self._driver):
             return
         source = self.source
-        steps = source.poll()
-        self._take_in(steps)
+        with self._pace.following():
+            steps = source.poll()
+            self._take_in(steps)
         self._take_log()
         if source.error is not None:
             if source.live:
@@ -198,9 +199,12 @@ class KvtuiApp(Actions):
             self._changed = True
         # What a change lit up has to be put out again, also when nothing else happens.
         unfinished = self.main.behind or (self.main.grid.flashing and not source.paused)
-        if steps or self._changed or self._reset or unfinished:
+        if steps or self._changed or self._reset:
             self._pace.drew()
             self.draw(steps)
+        elif unfinished:
+            self._pace.drew()
+            self._hand_out(self.main.update_unfinished)
         elif source.length != self._shown_length:
             if time.monotonic() - self._drew_bars_at >= BAR_SECONDS:
                 self._pace.drew()
@@ -227,9 +231,13 @@ class KvtuiApp(Actions):
         """Draw how far the engine has come while the rest stands still."""
         self._shown_length = self.source.length
         self._drew_bars_at = time.monotonic()
+        self._hand_out(self.main.update_bars)
+
+    def _hand_out(self, hand_over: Callable[[View], None]) -> None:
+        """Hand the present view over, and write what the panels make of it."""
         uncovered = self.screen is self.main and not self._notifications and not self.is_headless
         self.painter.begin(uncovered and not self.main.settling)
-        self.main.update_bars(self.view())
+        hand_over(self.view())
         self.painter.flush()
 
     def _take_in(self, steps: Sequence[Any]) -> None:
@@ -269,11 +277,7 @@ class KvtuiApp(Actions):
         """Hand the present view to the panels."""
         reset, self._reset, self._changed = self._reset, False, False
         self._shown_length = self.source.length
-        main = self.main
-        uncovered = self.screen is main and not self._notifications and not self.is_headless
-        self.painter.begin(uncovered and not main.settling)
-        main.update(self.view(), steps, reset)
-        self.painter.flush()
+        self._hand_out(lambda view: self.main.update(view, steps, reset))
 
     def view(self) -> View:
         """The present moment, as the panels see it."""

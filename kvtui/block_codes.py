@@ -7,8 +7,7 @@ lower one's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -53,8 +52,7 @@ OWN_HUES = -1
 FLASH_CHANGED, FLASH_EVICTED, FLASH_SWAPPED = 1, 2, 3
 
 
-@dataclass(frozen=True, slots=True)
-class Emphasis:
+class Emphasis(NamedTuple):
     """What stands out in one frame; cells are counted from the first one in sight.
 
     Attributes:
@@ -88,7 +86,7 @@ def block_codes(
 
 def level_of_mix(used: NDArray[np.int32], sizes: NDArray[np.int32]) -> NDArray[np.int32]:
     """0 to 7 for cells with blocks in use: 7 where all of them are, else by sevenths, so that full means full."""
-    level: NDArray[np.int32] = np.where(used >= sizes, NUM_LEVELS - 1, used * (NUM_LEVELS - 1) // np.maximum(sizes, 1))
+    level: NDArray[np.int32] = used * np.int32(NUM_LEVELS - 1) // sizes
     return level
 
 
@@ -98,14 +96,16 @@ def mix_codes(mix: BlockMix, cells: slice | NDArray[np.int64], emphasis: Emphasi
     The level is the part of the cell's blocks in use, the hue that of most of those. A cell without one in use is
     cached if any of its blocks is. Selection, change and eviction show if any block of the cell has them.
     """
-    counts, sizes = mix.counts[cells], mix.sizes[cells]
+    if isinstance(cells, slice):
+        counts, sizes = mix.counts[cells], mix.sizes[cells]
+    else:
+        counts, sizes = mix.counts.take(cells, axis=0), mix.sizes.take(cells)
     free, cached = counts[:, mix_columns.FREE], counts[:, mix_columns.CACHED]
     used = sizes - free - cached
-    any_used = used > 0
-    glyph = np.where(any_used, LEVEL + level_of_mix(used, sizes), np.where(cached > 0, CACHED, FREE))
-    hue = np.where(any_used, counts[:, mix_columns.HUES :].argmax(axis=1) + 1, 0)
-    mostly_cached = (cached > 0) & (cached >= free)
-    codes = glyph | (hue << HUE_SHIFT) | np.where(mostly_cached, MOSTLY_CACHED, 0)
+    any_used, any_cached = used > 0, cached > 0
+    codes = LEVEL + level_of_mix(used, sizes) + ((counts[:, mix_columns.HUES :].argmax(axis=1) + 1) << HUE_SHIFT)
+    codes = np.where(any_used, codes, FREE + any_cached)
+    codes |= (any_cached & (cached >= free)) * np.int32(MOSTLY_CACHED)
     return _emphasised(codes.astype(np.uint16), any_used, emphasis)
 
 

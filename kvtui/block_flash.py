@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from engine.trace.events import BlockOp, StepTrace
+    from engine.trace.state import PoolState
 
 FLASH_SECONDS = 0.45
 """How long a change stays lit while the session runs; while it is paused, it stays lit."""
@@ -25,7 +26,7 @@ FLASH_SECONDS = 0.45
 _STEPS_WORTH_A_FLASH = 32
 
 _NUM_OPS = int(max(Op)) + 1
-_FLASH_OF_OP: NDArray[np.uint8] = np.zeros(_NUM_OPS, dtype=np.uint8)
+_FLASH_OF_OP: NDArray[np.int64] = np.zeros(_NUM_OPS, dtype=np.int64)
 _FLASH_OF_OP[[Op.ALLOCATE, Op.SHARE, Op.RELEASE, Op.COPY]] = bc.FLASH_CHANGED
 _FLASH_OF_OP[Op.EVICT] = bc.FLASH_EVICTED
 _FLASH_OF_OP[[Op.SWAP_OUT, Op.SWAP_IN]] = bc.FLASH_SWAPPED
@@ -34,48 +35,64 @@ _SECOND_BLOCK = (Op.COPY, Op.SWAP_IN)
 _NONE: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
 _NO_KINDS: NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
 _KIND_BITS = 2
+_MOST_GROUPS = 1 << 16
+"""Far more than there are frames in which a change stays lit."""
 
 
-def changes_of(steps: Sequence[StepTrace], num_blocks: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """The blocks that some steps touched, each once and in order, and the flash that each deserves (0: none)."""
+def changes_of(steps: Sequence[StepTrace], state: PoolState) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """The blocks that some steps touched, each once and in order, and the flash that each deserves (0: none).
+
+    Args:
+        steps: Which; the state has taken them in.
+        state: Whose pool it is.
+    """
     early, late = steps[:-_STEPS_WORTH_A_FLASH], steps[-_STEPS_WORTH_A_FLASH:]
-    touched = [_touched_by(late, num_blocks)]
+    packed = _touched_by(late, state)
     if early:
-        touched.append(_touched_by(early, num_blocks) >> _KIND_BITS << _KIND_BITS)
-    packed = np.concatenate(touched)
+        packed = np.concatenate((packed, _touched_by(early, state) >> _KIND_BITS << _KIND_BITS))
     if not len(packed):
         return _NONE, _NO_KINDS
     packed.sort()
+    blocks, kinds = packed >> _KIND_BITS, packed.astype(np.uint8) & np.uint8((1 << _KIND_BITS) - 1)
     # Of several on one block, the last has the largest kind.
-    last = np.append(packed[1:] >> _KIND_BITS != packed[:-1] >> _KIND_BITS, True)
-    packed = packed[last]
-    return packed >> _KIND_BITS, (packed & ((1 << _KIND_BITS) - 1)).astype(np.uint8)
+    last = blocks[1:] != blocks[:-1]
+    if last.all():
+        return blocks, kinds
+    last = np.append(last, True)
+    return blocks[last], kinds[last]
 
 
-def _touched_by(steps: Sequence[StepTrace], num_blocks: int) -> NDArray[np.int64]:
+def _touched_by(steps: Sequence[StepTrace], state: PoolState) -> NDArray[np.int64]:
     """`block << 2 | kind of flash` for each operation of some steps; what no block can be is left out."""
     lists = [step.ops for step in steps if step.ops]
     if not lists:
         return _NONE
     ops = lists[0] if len(lists) == 1 else list(chain.from_iterable(lists))
+    columns = state.columns_of(ops)
     try:
-        op, block = _blocks_of(ops)
+        op, block = _blocks_of(ops) if columns is None else _blocks_in(*columns[:3])
     except OverflowError:
         op, block = _blocks_of([op for op in ops if all(-(2**63) <= value < 2**63 for value in op)])
-    known = (op >= 0) & (op < _NUM_OPS) & (op != Op.DROP) & (block >= 0) & (block < num_blocks)
-    if not known.all():
-        op, block = op[known], block[known]
-    return (block << _KIND_BITS) | _FLASH_OF_OP[op]
+    kinds = _FLASH_OF_OP.take(op, mode="clip")
+    # A look at the ends is all that honest operations need.
+    if len(op) and (op.min() < 0 or op.max() >= Op.DROP or block.min() < 0 or block.max() >= state.header.num_blocks):
+        known = (op >= 0) & (op < _NUM_OPS) & (op != Op.DROP) & (block >= 0) & (block < state.header.num_blocks)
+        kinds, block = kinds[known], block[known]
+    return (block << _KIND_BITS) | kinds
 
 
 def _blocks_of(ops: Sequence[BlockOp]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Of each operation, which it is and its block."""
-    n = len(ops)
-    op, block = (np.fromiter(map(itemgetter(column), ops), np.int64, n) for column in (0, 1))
-    second = (op == _SECOND_BLOCK[0]) | (op == _SECOND_BLOCK[1])
-    if second.any():
-        block = np.where(second, np.fromiter(map(itemgetter(2), ops), np.int64, n), block)
-    return op, block
+    return _blocks_in(*(np.fromiter(map(itemgetter(column), ops), np.int64, len(ops)) for column in range(3)))
+
+
+def _blocks_in(
+    op: NDArray[np.int64], a: NDArray[np.int64], b: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The same, of operations in columns."""
+    if len(op) and op.max() < min(_SECOND_BLOCK):
+        return op, a
+    return op, np.where((op == _SECOND_BLOCK[0]) | (op == _SECOND_BLOCK[1]), b, a)
 
 
 class Flash:
@@ -87,34 +104,34 @@ class Flash:
 
     def __init__(self, num_blocks: int) -> None:
         self.kinds: NDArray[np.uint8] = np.zeros(num_blocks, dtype=np.uint8)
-        self._expiry: NDArray[np.float64] = np.zeros(num_blocks)
-        self._groups: deque[tuple[float, NDArray[np.int64]]] = deque()
+        self._lit_by: NDArray[np.uint16] = np.zeros(num_blocks, dtype=np.uint16)
+        """The group that a block was lit up with last."""
+        self._groups: deque[tuple[float, int, NDArray[np.int64]]] = deque()
+        """Those that are lit: until when, the number, the blocks."""
+        self._number = 0
 
     def __bool__(self) -> bool:
         return bool(self._groups)
 
-    @property
-    def lit(self) -> NDArray[np.int64]:
-        """The blocks that are lit up; some may be named twice, or be out already."""
-        return np.concatenate([blocks for _, blocks in self._groups]) if self._groups else _NONE
-
     def light_up(self, blocks: NDArray[np.int64], kinds: NDArray[np.uint8], now: float) -> NDArray[np.int64]:
         """Light blocks up, those whose kind is not 0; returns which."""
         shown = kinds > 0
-        if not shown.any():
+        if not shown.all():
+            blocks, kinds = blocks[shown], kinds[shown]
+        if not len(blocks):
             return _NONE
-        blocks = blocks[shown]
-        self.kinds[blocks] = kinds[shown]
-        self._expiry[blocks] = now + FLASH_SECONDS
-        self._groups.append((now + FLASH_SECONDS, blocks))
+        self.kinds[blocks] = kinds
+        self._number = (self._number + 1) % _MOST_GROUPS
+        self._lit_by[blocks] = self._number
+        self._groups.append((now + FLASH_SECONDS, self._number, blocks))
         return blocks
 
     def put_out(self, now: float) -> NDArray[np.int64]:
-        """Put out what has been lit long enough; returns which blocks."""
+        """Put out what has been lit long enough; returns which blocks, each once."""
         out = []
         while self._groups and self._groups[0][0] <= now:
-            _, blocks = self._groups.popleft()
-            over = blocks[self._expiry[blocks] <= now]
+            _, number, blocks = self._groups.popleft()
+            over = blocks[self._lit_by[blocks] == number]
             self.kinds[over] = 0
             out.append(over)
         return np.concatenate(out) if out else _NONE

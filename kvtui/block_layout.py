@@ -2,7 +2,9 @@
 
 A level says how wide a cell is, how far rows are apart, and how many blocks a cell (or one of two pixels stacked in it)
 stands for. The roomiest level at which the whole pool is visible is the one to start from; zooming moves along the
-levels. Blocks are counted here by their place in the grid's order, which is the address unless another was chosen.
+levels. Where cells stand for many blocks, that level's scale lets the pool fill the place; the scales around it are
+powers of two. Blocks are counted here by their place in the grid's order, which is the address unless another was
+chosen.
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ GROUP = 8
 """Cells between two gaps, so that the eye can count."""
 
 _MIN_WIDTH_FOR_ADDRESSES = 28
+
+_LEAST_ZOOM = 1.5
+"""Between the scale that fills the place and the next one."""
 
 
 class Scale(NamedTuple):
@@ -63,19 +68,35 @@ class Level:
         return self.blocks_per_cell == 1
 
 
-def levels_for(num_blocks: int, pixels: bool = False) -> list[Level]:
-    """All levels that make sense for a pool, from the roomiest to one cell for the whole pool.
+def levels_for(num_blocks: int, width: int, height: int, pixels: bool = False) -> list[Level]:
+    """All levels that make sense for a pool in a place of some size, from the roomiest to one cell for the whole pool.
 
     Args:
         num_blocks: Of the pool.
+        width: Of the place, in characters.
+        height: Likewise.
         pixels: Draw those at which a cell stands for several blocks as pixels, two in a cell, each for half of them.
     """
-    levels = [Level(3, 2, 1), Level(3, 1, 1), Level(2, 1, 1), Level(1, 1, 1)]
-    blocks = 2
-    while blocks < num_blocks * 2:
-        levels.append(Level(1, 1, blocks // 2, 2) if pixels else Level(1, 1, blocks))
+    stacked = 2 if pixels else 1
+    filling = _filling_scale(num_blocks, width, height, stacked)
+    scales = []
+    blocks = 1 if pixels else 2
+    while blocks * stacked < num_blocks * 2:
+        if not blocks / _LEAST_ZOOM < filling < blocks * _LEAST_ZOOM:
+            scales.append(blocks)
         blocks *= 2
-    return levels
+    if num_blocks > 1 and filling * stacked > 1:
+        scales = sorted([*scales, filling])
+    roomy = [Level(3, 2, 1), Level(3, 1, 1), Level(2, 1, 1), Level(1, 1, 1)]
+    return roomy + [Level(1, 1, blocks, stacked) for blocks in scales]
+
+
+def _filling_scale(num_blocks: int, width: int, height: int, stacked: int) -> int:
+    """The fewest blocks of a unit with which the whole pool is visible, in two digits: rounded up, so that it is."""
+    cells = (width - _gutter(num_blocks, width)) * height
+    blocks = -(-num_blocks // max(1, cells * stacked))
+    unit: int = 10 ** max(0, len(str(blocks)) - 2)
+    return -(-blocks // unit) * unit
 
 
 @dataclass(frozen=True)
@@ -83,7 +104,8 @@ class BlockLayout:
     """The grid at one level and one width.
 
     Attributes:
-        columns: Cells in a row; a power of two where that costs no visibility, so that addresses are round.
+        columns: Cells in a row, as many as fit. Where a cell is one block they stand in whole groups, and where the
+            pool fits as well, their number is a power of two, so that addresses are round.
         gutter: Characters for the address in front of a row; 0 where there is no room for it.
     """
 
@@ -173,20 +195,26 @@ def _columns_at(level: Level, room: int) -> int:
     return groups * GROUP if groups else max(1, (room + (level.cell > 1)) // level.cell)
 
 
+def _gutter(num_blocks: int, width: int) -> int:
+    """Characters for addresses."""
+    return len(str(max(0, num_blocks - 1))) + 1 if width >= _MIN_WIDTH_FOR_ADDRESSES else 0
+
+
 def lay_out(num_blocks: int, level: Level, width: int, height: int) -> BlockLayout:
     """The grid of a level in a place of some size; it may be taller than the place."""
-    digits = len(str(max(0, num_blocks - 1)))
-    gutter = digits + 1 if width >= _MIN_WIDTH_FOR_ADDRESSES else 0
+    gutter = _gutter(num_blocks, width)
     most = _columns_at(level, max(1, width - gutter))
     full = BlockLayout(num_blocks, level, width, most, gutter)
+    if not level.grouped:
+        return full
     round_columns = 1 << (most.bit_length() - 1)
     round_layout = BlockLayout(num_blocks, level, width, round_columns, gutter)
-    return round_layout if round_layout.num_lines <= height or full.num_lines > height else full
+    return round_layout if round_layout.num_lines <= height else full
 
 
 def fitting_level(num_blocks: int, width: int, height: int, pixels: bool = False) -> int:
     """Index (in `levels_for`) of the roomiest level at which the whole pool is visible."""
-    levels = levels_for(num_blocks, pixels)
+    levels = levels_for(num_blocks, width, height, pixels)
     for index, level in enumerate(levels):
         layout = lay_out(num_blocks, level, width, height)
         if layout.num_lines <= height and layout.gutter + len(layout.cell_of_char) <= width:

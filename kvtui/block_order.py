@@ -118,6 +118,6 @@ class OrderKeeper:
         """Where blocks are in the order."""
         return blocks if self.places is None else self.places[blocks]
 
-    def between(self, start: int, stop: int) -> slice | NDArray[np.int64]:
-        """What to index an array by block with, for a stretch of the order."""
-        return slice(start, stop) if self.blocks is None else self.blocks[start:stop]
+    def at(self, places: slice | NDArray[np.int64]) -> slice | NDArray[np.int64]:
+        """What to index an array by block with, for places of the order."""
+        return places if self.blocks is None else self.blocks[places]

@@ -43,6 +43,11 @@ class Window(NamedTuple):
         return np.arange(self.first, self.stop) * self.layout.level.pitch - self.top
 
 
+def _moved(cells: slice | NDArray[np.int64], by: int) -> slice | NDArray[np.int64]:
+    """Cells counted from another one."""
+    return slice(cells.start + by, cells.stop + by) if isinstance(cells, slice) else cells + by
+
+
 class Sight:
     """Works out the numbers of a window, and keeps what the next ones can be worked out from.
 
@@ -64,6 +69,12 @@ class Sight:
         if self._mix is not None:
             self._mix.update(state, changed)
 
+    def take_lights(self, flash: Flash, *changed: NDArray[np.int64]) -> None:
+        """Take in blocks that were lit up or put out, each named once in a group."""
+        if self._mix is not None:
+            for blocks in changed:
+                self._mix.update_lights(flash.kinds, blocks)
+
     def chars(self, view: View, window: Window, flash: Flash, dirty: NDArray[np.int64] | None) -> NDArray[np.uint32]:
         """One code for each character of the rows in sight, after the addresses.
 
@@ -73,57 +84,54 @@ class Sight:
             flash: What is lit up.
             dirty: Blocks that may look different from the last time, where nothing else does; None: anything may.
         """
-        layout, (start, stop) = window.layout, window.units
-        if layout.level.blocks == 1:
-            which = self.order.between(start, stop)
-            emphasis = self._emphasis(view, window, flash, which)
-            self._units = bc.block_codes(view.state, which, len(view.palette.hues), emphasis)
+        start, stop = window.units
+        emphasis = self._emphasis(view, window)
+        cells: slice | NDArray[np.int64] = slice(0, stop - start)
+        if dirty is not None and emphasis.selected is None:
+            cells = self._cells_in_sight(dirty, window)
+            if emphasis.cursor >= 0:
+                at = np.flatnonzero(cells == emphasis.cursor)
+                emphasis = emphasis._replace(cursor=int(at[0]) if len(at) else -1)
         else:
-            mix = self._counted(view, window)
-            emphasis = self._emphasis(view, window, flash, None)
-            if dirty is not None and emphasis.selected is None:
-                self._recode_cells(mix, dirty, start, emphasis)
-            else:
-                self._units = bc.mix_codes(mix, slice(start - mix.first, stop - mix.first), emphasis)
-        return bc.char_codes(self._units, window.stop - window.first, layout)
+            self._units = np.zeros(stop - start, dtype=np.uint16)
+        self._units[cells] = self._codes(view, window, flash, cells, emphasis)
+        return bc.char_codes(self._units, window.stop - window.first, window.layout)
 
-    def _recode_cells(self, mix: BlockMix, dirty: NDArray[np.int64], start: int, emphasis: bc.Emphasis) -> None:
-        """Work out those cells in sight that some blocks lie in."""
-        sought = np.zeros(len(self._units), dtype=np.bool_)
-        cells = self.order.places_of(dirty) // mix.blocks - start
-        sought[cells[(cells >= 0) & (cells < len(sought))]] = True
-        cells = np.flatnonzero(sought)
-        at = np.flatnonzero(cells == emphasis.cursor)
-        part = bc.Emphasis(
-            flash=None if emphasis.flash is None else emphasis.flash[cells],
-            cursor=int(at[0]) if emphasis.cursor >= 0 and len(at) else -1,
-        )
-        self._units[cells] = bc.mix_codes(mix, cells + (start - mix.first), part)
+    def _codes(
+        self, view: View, window: Window, flash: Flash, cells: slice | NDArray[np.int64], emphasis: bc.Emphasis
+    ) -> NDArray[np.uint16]:
+        """Codes of cells in sight, counted from the first one there; `emphasis` but for the flash."""
+        if window.layout.level.blocks == 1:
+            blocks = self.order.at(_moved(cells, window.units[0]))
+            emphasis = emphasis._replace(flash=flash.kinds[blocks] if flash else None)
+            return bc.block_codes(view.state, blocks, len(view.palette.hues), emphasis)
+        mix = self._counted(view, window, flash)
+        cells = _moved(cells, window.units[0] - mix.first)
+        return bc.mix_codes(mix, cells, emphasis._replace(flash=mix.lights_of(cells) if flash else None))
 
-    def _counted(self, view: View, window: Window) -> BlockMix:
+    def _cells_in_sight(self, blocks: NDArray[np.int64], window: Window) -> NDArray[np.int64]:
+        """The cells in sight that blocks lie in, in order, each once; counted from the first one in sight."""
+        start, stop = window.units
+        cells = self.order.places_of(blocks) // window.layout.level.blocks - start
+        if len(cells) and (cells.min() < 0 or cells.max() >= stop - start):
+            cells = cells[(cells >= 0) & (cells < stop - start)]
+        sought = np.zeros(stop - start, dtype=np.bool_)
+        sought[cells] = True
+        return sought.nonzero()[0]
+
+    def _counted(self, view: View, window: Window, flash: Flash) -> BlockMix:
         """Counts of the cells in sight, made where they are missing."""
         mix, (start, stop) = self._mix, window.units
         if mix is None or not mix.covers(start, stop):
             num_units, blocks = window.layout.num_units, window.layout.level.blocks
             first, num_cells = (0, num_units) if num_units <= _MOST_CELLS_COUNTED else (start, stop - start)
-            mix = BlockMix(view.state, self.order, len(view.palette.hues), blocks, first, num_cells)
+            mix = BlockMix(view.state, self.order, len(view.palette.hues), blocks, first, num_cells, flash.kinds)
             self._mix = mix
         return mix
 
-    def _emphasis(
-        self, view: View, window: Window, flashes: Flash, which: slice | NDArray[np.int64] | None
-    ) -> bc.Emphasis:
-        """What stands out among the cells in sight; `which` are their blocks, where each is one block."""
+    def _emphasis(self, view: View, window: Window) -> bc.Emphasis:
+        """What is selected among the cells in sight."""
         order, blocks, (start, stop) = self.order, window.layout.level.blocks, window.units
-        flash: NDArray[np.uint8] | None = None
-        if flashes and which is not None:
-            flash = flashes.kinds[which]
-        elif flashes:
-            lit = flashes.lit
-            cells = order.places_of(lit) // blocks - start
-            inside = (cells >= 0) & (cells < stop - start)
-            flash = np.zeros(stop - start, dtype=np.uint8)
-            np.maximum.at(flash, cells[inside], flashes.kinds[lit[inside]])
         selected: NDArray[np.int64] | None = None
         if view.selected_request is not None:
             table = np.array(view.state.table(view.selected_request), dtype=np.int64)
@@ -137,7 +145,7 @@ class Sight:
             cell = order.place(view.selected_block) // blocks
             cursor = cell - start if start <= cell < stop else -1
         hue = bc.OWN_HUES if view.selected_request is None else view.selected_request % len(view.palette.hues)
-        return bc.Emphasis(flash, selected, hue, cursor)
+        return bc.Emphasis(None, selected, hue, cursor)
 
     def addresses(self, view: View, window: Window) -> list[tuple[str, bool]]:
         """What stands before each row in sight, and whether the cursor is in the row."""

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-TICK_SECONDS = 1 / 24
-"""The timer's interval; a frame is drawn at most every other tick."""
-
-BEST_SECONDS = 1 / 12
+BEST_SECONDS = 1 / 30
 WORST_SECONDS = 0.5
 
-MOST_OF_A_CORE = 0.05
+TICK_SECONDS = BEST_SECONDS / 2
+"""The timer's interval; a frame is drawn at most every other tick."""
+
+MOST_OF_A_CORE = 0.1
 """The part of one core that drawing may take.
 
 A model that computes on all cores waits for the slowest of them after every operation, so what drawing takes from one
@@ -26,6 +27,8 @@ _SMOOTHING = 0.2
 
 class Pace:
     """Says when the next frame is due, from what the last ones cost this thread.
+
+    What following the engine costs is not part of it: each step is taken in once, however many frames are drawn.
 
     Args:
         clock: Seconds that only grow.
@@ -48,6 +51,8 @@ class Pace:
         self._cpu_clock = cpu_clock
         self._drew_at = float("-inf")
         self._cpu_at_frame: float | None = None
+        self._followed = 0.0
+        """Processor time since the last frame that was no drawing."""
         self._cost = 0.0
         self.interval = self._best
 
@@ -59,11 +64,20 @@ class Pace:
         """Make a frame due now: the user waits for an answer."""
         self._drew_at = float("-inf")
 
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """What is done in it follows the engine, and is no drawing."""
+        began = self._cpu_clock()
+        try:
+            yield
+        finally:
+            self._followed += self._cpu_clock() - began
+
     def drew(self) -> None:
         """Note that a frame begins. The time since the one before counts as its cost, drawing and terminal included."""
         cpu = self._cpu_clock()
         if self._cpu_at_frame is not None:
-            self._cost += ((cpu - self._cpu_at_frame) - self._cost) * _SMOOTHING
+            self._cost += (max(0.0, cpu - self._cpu_at_frame - self._followed) - self._cost) * _SMOOTHING
             self.interval = min(WORST_SECONDS, max(self._best, self._cost / MOST_OF_A_CORE))
-        self._cpu_at_frame = cpu
+        self._cpu_at_frame, self._followed = cpu, 0.0
         self._drew_at = self._clock()

@@ -47,7 +47,8 @@ class Painter:
         place = self._place(panel) if self._open else None
         if place is None:
             return None
-        return place.offset + Offset(panel.gutter.left, panel.gutter.top)
+        gutter = panel.gutter
+        return Offset(place.x + gutter.left, place.y + gutter.top)
 
     def write(self, panel: Panel, lines: tuple[int, int], text: str) -> None:
         """Write text that goes to its places by itself.

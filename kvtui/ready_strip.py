@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from textual.strip import Strip
 
-from kvtui.block_codes import BLANK
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -24,16 +22,16 @@ if TYPE_CHECKING:
 
 _RUN_BITS = 16
 _MOST_PIECES = 60_000
-_LONGEST_JUMP = 6
-"""Unchanged characters that are written again rather than jumped over: most go on in the style before."""
-_ELSEWHERE = 1 << 40
+_JUMP_SHIFT = 48
+_RUN_MASK = (1 << _JUMP_SHIFT) - 1
 _COLUMN_BITS = 20
 
 
 class Ink(dict[int, str]):
-    """ANSI text by its key: a run's is `code << 16 | length`; negative ones move the cursor.
+    """ANSI text by its key.
 
-    -n goes n columns on; `-(_ELSEWHERE + (line << 20) + column)`, both counted from 1, goes to a place.
+    A run's is `jump << 48 | code << 16 | length`: so many columns on, a run of one code; `-((line << 20) + column)`,
+    both counted from 1, moves the cursor there.
 
     Args:
         segment: Makes the segment of a code and a length.
@@ -55,13 +53,13 @@ class Ink(dict[int, str]):
     def __missing__(self, key: int) -> str:
         if len(self) > _MOST_PIECES:
             self.clear()
-        if key >= 0:
-            text = self.ansi(self._segment(key >> _RUN_BITS, key & ((1 << _RUN_BITS) - 1)))
-        elif key > -_ELSEWHERE:
-            text = f"\x1b[{-key}C"
-        else:
-            line, column = divmod(-key - _ELSEWHERE, 1 << _COLUMN_BITS)
+        if key < 0:
+            line, column = divmod(-key, 1 << _COLUMN_BITS)
             text = f"\x1b[{line};{column}H"
+        elif key >> _JUMP_SHIFT:
+            text = f"\x1b[{key >> _JUMP_SHIFT}C{self[key & _RUN_MASK]}"
+        else:
+            text = self.ansi(self._segment(key >> _RUN_BITS, key & ((1 << _RUN_BITS) - 1)))
         self[key] = text
         return text
 
@@ -78,56 +76,45 @@ class Ink(dict[int, str]):
         return "".join(map(self.__getitem__, _keys(codes, starts).tolist()))
 
     def changes(
-        self, old: NDArray[np.uint32], new: NDArray[np.uint32], place: tuple[int, int], lines: NDArray[np.int64]
+        self, new: NDArray[np.uint32], changed: NDArray[np.int64], place: tuple[int, int], lines: NDArray[np.int64]
     ) -> str:
-        """What makes a terminal that shows the old codes show the new ones.
+        """What makes a terminal show new codes where they are not those that it shows.
 
         Args:
-            old: [rows, columns].
-            new: The same shape.
+            new: [rows, columns].
+            changed: Where they are not, in order, counted row by row.
             place: Column and line of the first character on the terminal, counted from 0.
             lines: For each row, how many lines below the first it is.
         """
-        columns = new.shape[1]
-        flat = new.reshape(-1)
-        changed = np.flatnonzero(old.reshape(-1) != flat)
         if not len(changed):
             return ""
-        row = changed // columns
-        step = changed[1:] - changed[:-1]
-        # A gap between groups of cells would be a piece of its own.
-        gap = (step > 1) & (flat[changed[:-1] + 1] == BLANK)
-        far = np.flatnonzero((step > _LONGEST_JUMP) | gap | (row[1:] != row[:-1])) + 1
-        begins = np.concatenate(([0], far))
-        first = changed[begins]
-        length = changed[np.concatenate((far, [len(changed)])) - 1] + 1 - first
-        # Positions of all stretches, one after the other.
-        offset = np.cumsum(length) - length
-        position = np.arange(int(length.sum())) + np.repeat(first - offset, length)
-        codes = flat[position]
-        breaks = codes[1:] != codes[:-1]
-        breaks[offset[1:] - 1] = True
-        starts = np.concatenate(([0], np.flatnonzero(breaks) + 1))
-        # Within a row one goes on from the end of the stretch before; a new row needs its place.
-        row, (x, y) = row[begins], place
-        moves = -(_ELSEWHERE + ((lines[row] + (y + 1)) << _COLUMN_BITS) + first % columns + (x + 1))
-        again = np.flatnonzero(row[1:] == row[:-1]) + 1
-        moves[again] = first[again - 1] + length[again - 1] - first[again]
-        at = np.searchsorted(starts, offset) + np.arange(len(offset))
-        keys = np.empty(len(starts) + len(moves), dtype=np.int64)
-        is_run = np.ones(len(keys), dtype=np.bool_)
-        is_run[at] = False
-        keys[at] = moves
-        keys[is_run] = _keys(codes, starts)
-        return "".join(map(self.__getitem__, keys.tolist()))
+        columns = new.shape[1]
+        codes, row = new.reshape(-1).take(changed), changed // columns
+        # A run goes on where the next character follows it in its row and looks the same.
+        at = changed + row
+        starts = np.concatenate(([0], ((at[1:] - at[:-1] != 1) | (codes[1:] != codes[:-1])).nonzero()[0] + 1))
+        keys = _keys(codes, starts)
+        first, row = changed.take(starts), row.take(starts)
+        # Within a row the cursor goes on from the end of the run before, and may have to jump.
+        jumps = first[1:] - changed.take(starts[1:] - 1) - 1
+        turns = (row[1:] != row[:-1]).nonzero()[0]
+        jumps[turns] = 0
+        keys[1:] |= jumps << _JUMP_SHIFT
+        texts = list(map(self.__getitem__, keys.tolist()))
+        turns = np.concatenate(([0], turns + 1))
+        x, y = place
+        column, line = first.take(turns) % columns + (x + 1), lines.take(row.take(turns)) + (y + 1)
+        for turn, move in zip(turns.tolist(), (-(line << _COLUMN_BITS) - column).tolist(), strict=True):
+            texts[turn] = self[move] + texts[turn]
+        return "".join(texts)
 
 
 def _run_starts(codes: NDArray[np.uint32]) -> NDArray[np.int64]:
-    return np.concatenate(([0], np.flatnonzero(codes[1:] != codes[:-1]) + 1))
+    return np.concatenate(([0], (codes[1:] != codes[:-1]).nonzero()[0] + 1))
 
 
 def _keys(codes: NDArray[np.uint32], starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    keys = codes[starts].astype(np.int64) << _RUN_BITS
+    keys = codes.take(starts).astype(np.int64) << _RUN_BITS
     keys[:-1] |= starts[1:] - starts[:-1]
     keys[-1] |= len(codes) - starts[-1]
     return keys

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 
+from engine.simulated import simulated_engine
 from engine.trace.events import BlockOp, Op
+from engine.trace.state import PoolState
 from kvtui import block_codes as bc
 from kvtui.block_flash import FLASH_SECONDS, Flash, changes_of
 
@@ -16,7 +19,8 @@ def step(*ops: tuple[int, int, int, int]) -> SimpleNamespace:
 
 
 def kinds_of(*steps, num_blocks=10) -> dict[int, int]:
-    blocks, kinds = changes_of(steps, num_blocks)
+    state = PoolState(msgspec.structs.replace(simulated_engine().header, num_blocks=num_blocks))
+    blocks, kinds = changes_of(steps, state)
     return dict(zip(blocks.tolist(), kinds.tolist(), strict=True))
 
 

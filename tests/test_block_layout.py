@@ -14,7 +14,8 @@ POOLS = [1, 7, 64, 512, 5000, 100_000, 1_000_000]
 @pytest.mark.parametrize(("width", "height"), SIZES)
 @pytest.mark.parametrize("num_blocks", POOLS)
 def test_the_whole_pool_is_visible_at_the_level_that_is_chosen(num_blocks, width, height) -> None:
-    layout = lay_out(num_blocks, levels_for(num_blocks)[fitting_level(num_blocks, width, height)], width, height)
+    levels, fitting = levels_for(num_blocks, width, height), fitting_level(num_blocks, width, height)
+    layout = lay_out(num_blocks, levels[fitting], width, height)
     assert layout.num_lines <= height
     assert layout.gutter + len(layout.cell_of_char) <= width
     assert layout.columns * layout.num_rows * layout.level.blocks >= num_blocks
@@ -24,7 +25,7 @@ def test_the_whole_pool_is_visible_at_the_level_that_is_chosen(num_blocks, width
 @pytest.mark.parametrize("num_blocks", POOLS[:5])
 @pytest.mark.parametrize("zoom", range(5))
 def test_every_cell_is_found_where_it_is_drawn_and_nothing_between_them(num_blocks, width, height, zoom) -> None:
-    levels = levels_for(num_blocks)
+    levels = levels_for(num_blocks, width, height)
     layout = lay_out(num_blocks, levels[min(zoom, len(levels) - 1)], width, height)
     found = set()
     for line in range(layout.num_lines):
@@ -41,12 +42,31 @@ def test_every_cell_is_found_where_it_is_drawn_and_nothing_between_them(num_bloc
 
 
 def test_cells_stand_in_groups_of_eight_with_round_addresses() -> None:
-    layout = lay_out(512, levels_for(512)[3], 76, 12)
+    layout = lay_out(512, levels_for(512, 76, 12)[3], 76, 12)
     assert layout.columns == 64
     gaps = np.flatnonzero(layout.cell_of_char < 0).tolist()
     assert gaps == [8 + 9 * i for i in range(7)]
 
 
-def test_zooming_out_ends_with_one_cell_for_the_whole_pool() -> None:
+@pytest.mark.parametrize("pixels", [False, True])
+def test_zooming_out_ends_with_one_cell_for_the_whole_pool(pixels) -> None:
     for num_blocks in POOLS:
-        assert levels_for(num_blocks)[-1].blocks >= num_blocks
+        for width, height in SIZES:
+            levels = levels_for(num_blocks, width, height, pixels)
+            assert levels[-1].blocks_per_cell >= num_blocks
+            assert [level.blocks_per_cell for level in levels] == sorted(level.blocks_per_cell for level in levels)
+
+
+@pytest.mark.parametrize("pixels", [False, True])
+@pytest.mark.parametrize(("width", "height"), [(104, 40), (160, 57), (60, 14)])
+@pytest.mark.parametrize("num_blocks", [100_000, 777_777, 1_000_000, 4_000_000])
+def test_a_large_pool_fills_the_place_to_its_edges(num_blocks, width, height, pixels) -> None:
+    levels = levels_for(num_blocks, width, height, pixels)
+    layout = lay_out(num_blocks, levels[fitting_level(num_blocks, width, height, pixels)], width, height)
+    assert layout.gutter + len(layout.cell_of_char) == width
+    assert 0.85 * height <= layout.num_lines <= height
+
+
+def test_a_pool_that_cannot_be_seen_whole_leaves_no_columns_empty() -> None:
+    layout = lay_out(1_000_000, levels_for(1_000_000, 108, 40)[3], 108, 40)
+    assert layout.columns == 88, "as many whole groups as fit"

@@ -46,7 +46,7 @@ def test_every_block_has_one_place_and_is_found_there(num_blocks, order) -> None
     places = keeper.places_of(blocks)
     assert sorted(places.tolist()) == blocks.tolist()
     assert keeper.block(keeper.place(num_blocks - 1)) == num_blocks - 1
-    assert np.array_equal(blocks[keeper.between(0, num_blocks)][places], blocks)
+    assert np.array_equal(blocks[keeper.at(slice(0, num_blocks))][places], blocks)
 
 
 def test_an_order_is_brought_up_to_date_when_a_part_of_the_time_allows_it_and_at_once_when_paused() -> None:

@@ -11,14 +11,18 @@ class Clocks:
     def __init__(self) -> None:
         self.wall = 10.0
         self.cpu = 3.0
+        self.followed_until = self.wall
         self.pace = Pace(lambda: self.wall, lambda: self.cpu)
 
-    def run(self, seconds: float, cost: float) -> int:
-        """Tick for a time, each frame costing so much; how many frames there were."""
+    def run(self, seconds: float, cost: float, following: float = 0.0) -> int:
+        """Tick for a time, each frame costing so much, and following so much a second; how many frames there were."""
         frames = 0
         stop = self.wall + seconds
         while self.wall < stop:
             if self.pace.due():
+                with self.pace.following():
+                    self.cpu += following * (self.wall - self.followed_until)
+                self.followed_until = self.wall
                 self.pace.drew()
                 self.cpu += cost
                 frames += 1
@@ -35,6 +39,10 @@ def test_dear_frames_take_no_more_than_their_part_of_a_core() -> None:
     clocks.run(5, 0.015)
     frames = clocks.run(20, 0.015)
     assert 0.5 < frames * 0.015 / 20 / MOST_OF_A_CORE <= 1.1
+
+
+def test_an_engine_that_is_dear_to_follow_is_drawn_as_often_as_any_other() -> None:
+    assert abs(Clocks().run(10, 0.002, following=0.6) - 10 / BEST_SECONDS) <= 2
 
 
 def test_however_dear_frames_are_two_come_in_a_second() -> None:

@@ -26,6 +26,10 @@ def ink() -> Ink:
     return Ink(segment, (), Color.parse("#000000"), CONSOLE)
 
 
+def changes(pieces: Ink, old, new, place, lines) -> str:
+    return pieces.changes(new, np.flatnonzero(old != new), place, lines)
+
+
 def put(screen: list[list[tuple[str, str]]], output: str) -> int:
     """What a terminal makes of output; how many characters it put."""
     x = y = count = 0
@@ -55,9 +59,9 @@ def test_changes_turn_what_was_shown_into_what_is(seed) -> None:
     pieces = ink()
     screen, expected = ([[(" ", "")] * 100 for _ in range(30)] for _ in range(2))
     everything = np.full(shape, 99, dtype=np.uint32)
-    put(screen, pieces.changes(everything, old, (x, y), lines))
-    put(expected, pieces.changes(everything, new, (x, y), lines))
-    put(screen, pieces.changes(old, new, (x, y), lines))
+    put(screen, changes(pieces, everything, old, (x, y), lines))
+    put(expected, changes(pieces, everything, new, (x, y), lines))
+    put(screen, changes(pieces, old, new, (x, y), lines))
     assert screen == expected
     for row in range(rows):
         drawn = [chr(65 + code) for code in new[row].tolist()]
@@ -67,9 +71,9 @@ def test_changes_turn_what_was_shown_into_what_is(seed) -> None:
 def test_nothing_is_written_where_nothing_changed_and_one_character_where_one_did() -> None:
     old = np.zeros((5, 50), dtype=np.uint32)
     new = old.copy()
-    assert ink().changes(old, new, (0, 0), np.arange(5)) == ""
+    assert changes(ink(), old, new, (0, 0), np.arange(5)) == ""
     new[3, 20] = 4
-    output = ink().changes(old, new, (0, 0), np.arange(5))
+    output = changes(ink(), old, new, (0, 0), np.arange(5))
     assert output.startswith("\x1b[4;21H")
     assert put([[(" ", "")] * 60 for _ in range(9)], output) == 1
 

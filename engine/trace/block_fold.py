@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.trace.bulk_fold import LEAST, apply_in_bulk
+from engine.trace.bulk_fold import LEAST, Columns, apply_in_bulk, columns_of
 from engine.trace.events import NO_BLOCK, NO_REQUEST, Op, Phase
 from engine.trace.invariants import Violation
 
@@ -101,6 +101,8 @@ class BlockFold:
         """Of blocks with several references: (request, place) of each, the longest holder first."""
         self._displaced: list[tuple[int, int]] = []
         """(block, request) whose place in the table was taken by another block in this step."""
+        self._in_columns: tuple[Sequence[BlockOp], Columns] | None = None
+        """The operations of the last step and the same as columns, where they were many."""
         self._bind()
 
     def _bind(self) -> None:
@@ -141,13 +143,20 @@ class BlockFold:
 
     def apply_ops(self, ops: Sequence[BlockOp]) -> None:
         """The block operations of the step `self.step`, in order."""
-        if len(ops) < LEAST:
+        columns = columns_of(ops) if len(ops) >= LEAST else None
+        self._in_columns = None if columns is None else (ops, columns)
+        if columns is None:
             self.apply_each(ops)
         else:
-            apply_in_bulk(self, ops)
+            apply_in_bulk(self, ops, columns)
         for block, request in self._displaced:
             self._violate("tables", block, f"request {request} put another block in its place without releasing it")
         self._displaced.clear()
+
+    def columns_of(self, ops: Sequence[BlockOp]) -> Columns | None:
+        """Operations as columns, where these are the last ones that were applied and making columns was worth it."""
+        known = self._in_columns
+        return known[1] if known is not None and known[0] is ops else None
 
     def apply_each(self, ops: Iterable[BlockOp]) -> None:
         """Some operations of a step, one by one."""

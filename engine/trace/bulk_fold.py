@@ -6,7 +6,8 @@ of a large pool together. A run in which anything contradicts the state is left 
 
 from __future__ import annotations
 
-from itertools import chain
+import struct
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from engine.trace.events import NO_BLOCK, NO_REQUEST, Op
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from engine.trace.block_fold import BlockFold
     from engine.trace.events import BlockOp
@@ -25,31 +26,35 @@ LEAST = 64
 
 _INT32_MAX = 2**31 - 1
 Columns = npt.NDArray[np.int64]
-"""int64[operations, 4]: the operations of a run."""
+"""int64[4, operations]: the operations of a step, or of a run in it."""
+Column = npt.NDArray[np.int64]
 
 
-def apply_in_bulk(fold: BlockFold, ops: Sequence[BlockOp]) -> None:
-    """Apply the operations of a step, in order."""
+def columns_of(ops: Sequence[BlockOp]) -> Columns | None:
+    """Operations as columns: which it is, a, b and c; None where a number does not fit 64 bits."""
     try:
-        columns = np.fromiter(chain.from_iterable(ops), np.int64, 4 * len(ops)).reshape(-1, 4)
-    except OverflowError:
-        fold.apply_each(ops)
-        return
-    kinds = columns[:, 0]
-    starts = np.concatenate(([0], np.flatnonzero(kinds[1:] != kinds[:-1]) + 1))
-    lengths = np.diff(starts, append=len(ops))
+        rows = struct.pack(f"{4 * len(ops)}q", *chain.from_iterable(ops))  # Quicker than `np.fromiter`.
+    except struct.error:
+        return None
+    return np.ascontiguousarray(np.frombuffer(rows, np.int64).reshape(-1, 4).T)
+
+
+def apply_in_bulk(fold: BlockFold, ops: Sequence[BlockOp], columns: Columns) -> None:
+    """Apply the operations of a step, in order; `columns` are the same as columns."""
+    kinds = columns[0]
+    starts = np.concatenate(([0], np.flatnonzero(kinds[1:] != kinds[:-1]) + 1, [len(ops)]))
+    lengths = starts[1:] - starts[:-1]
     done = 0
     for at in np.flatnonzero(lengths >= LEAST).tolist():
-        start = int(starts[at])
-        stop = start + int(lengths[at])
+        start, stop = int(starts[at]), int(starts[at + 1])
         apply = _BULK.get(int(kinds[start]))
         if apply is None:
             continue
         if done < start:
             fold.apply_each(ops[done:start])
-        run = columns[start:stop]
-        blocks = run[:, 1]
-        if bool(((blocks >= 0) & (blocks < fold.header.num_blocks)).all()) and apply(fold, run):
+        run = columns[:, start:stop]
+        blocks = run[1]
+        if blocks.min() >= 0 and blocks.max() < fold.header.num_blocks and apply(fold, run):
             fold.last_op[blocks] = kinds[start]
             fold.touched[blocks] = fold.step
         else:
@@ -59,18 +64,27 @@ def apply_in_bulk(fold: BlockFold, ops: Sequence[BlockOp]) -> None:
         fold.apply_each(ops[done:])
 
 
-def _distinct(blocks: Columns) -> bool:
+def _distinct(blocks: Column) -> bool:
     ranked = np.sort(blocks)
     return bool((ranked[1:] != ranked[:-1]).all())
 
 
-def _numbers(values: Columns, missing: int) -> npt.NDArray[np.int32]:
+def _numbers(values: Column, missing: int) -> npt.NDArray[np.int32]:
     """Values as the arrays hold them; `missing` where they cannot."""
-    return np.where((values >= 0) & (values <= _INT32_MAX), values, missing).astype(np.int32)
+    if values.min() < 0 or values.max() > _INT32_MAX:
+        values = np.where((values >= 0) & (values <= _INT32_MAX), values, missing)
+    return values.astype(np.int32)
+
+
+def _by_request(requests: Column) -> Iterator[tuple[int, int, int]]:
+    """Stretches of one request: its number, where the stretch begins, and where it ends."""
+    changes = np.flatnonzero(requests[1:] != requests[:-1]) + 1
+    for start, stop in pairwise((0, *changes.tolist(), len(requests))):
+        yield int(requests[start]), start, stop
 
 
 def _allocate(fold: BlockFold, run: Columns) -> bool:
-    blocks, requests, places = run[:, 1], run[:, 2], run[:, 3]
+    _, blocks, requests, places = run
     if fold.refs[blocks].any() or fold.key[blocks].any() or not _distinct(blocks):
         return False
     fold.refs[blocks] = 1
@@ -79,33 +93,34 @@ def _allocate(fold: BlockFold, run: Columns) -> bool:
     fold.logical[blocks] = _numbers(places, -1)
     fold.free -= len(blocks)
     fold.used += len(blocks)
-    number, table = NO_REQUEST, None
-    for block, request, place in zip(blocks.tolist(), requests.tolist(), places.tolist(), strict=True):
-        if request != number:
-            known = fold.requests.get(request)
-            number, table = request, None if known is None else known.table
-        if table is not None and place == len(table):
-            table.append(block)
-        else:
+    numbers = blocks.tolist()
+    for request, start, stop in _by_request(requests):
+        known = fold.requests.get(request)
+        if known is not None:
+            end = len(known.table)
+            if (places[start:stop] == np.arange(end, end + stop - start)).all():
+                known.table.extend(numbers[start:stop])
+                continue
+        for block, place in zip(numbers[start:stop], places[start:stop].tolist(), strict=True):
             fold.place(block, request, place)
     return True
 
 
 def _release(fold: BlockFold, run: Columns) -> bool:
-    blocks, requests = run[:, 1], run[:, 2]
+    _, blocks, requests, _ = run
     if (fold.refs[blocks] != 1).any() or fold.displaces or not _distinct(blocks):
         return False
-    number, table = NO_REQUEST, None
     # The block's place in its owner's table is still needed for those that are not the last one there.
-    for block, request in zip(blocks.tolist(), requests.tolist(), strict=True):
-        if request != number:
-            known = fold.requests.get(request)
-            number, table = request, None if known is None else known.table
-        if table and table[-1] == block:
-            table.pop()
+    numbers = blocks.tolist()
+    for request, start, stop in _by_request(requests):
+        known = fold.requests.get(request)
+        if known is not None and known.table[start - stop :] == numbers[start:stop][::-1]:
+            table = known.table
+            del table[start - stop :]
             while table and table[-1] == NO_BLOCK:
                 table.pop()
-        else:
+            continue
+        for block in numbers[start:stop]:
             fold.unplace(block, request)
     fold.refs[blocks] = 0
     fold.held_slots -= int(fold.filled[blocks].sum(dtype=np.int64))
@@ -122,8 +137,8 @@ def _release(fold: BlockFold, run: Columns) -> bool:
 
 
 def _fill(fold: BlockFold, run: Columns) -> bool:
-    blocks, slots = run[:, 1], run[:, 3]
-    if (fold.refs[blocks] <= 0).any() or (slots < 0).any() or (slots > fold.header.block_size).any():
+    _, blocks, _, slots = run
+    if (fold.refs[blocks] <= 0).any() or slots.min() < 0 or slots.max() > fold.header.block_size:
         return False
     if not _distinct(blocks):
         return False

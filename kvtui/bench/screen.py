@@ -64,6 +64,8 @@ class Still(MovedSource):
         self.history = History()
         self._messages: list[TraceMessage] = []
         self.marks = Marks()
+        self._palette = next(iter(load_palettes().values()))
+        self._glyphs = choose_glyphs(False)
 
     def follow_engine(self) -> None:
         """Let the engine's own steps be what is drawn."""
@@ -99,8 +101,7 @@ class Still(MovedSource):
 
     def view(self) -> View:
         """The present moment."""
-        palette = next(iter(load_palettes().values()))
-        return View(self, self.state, self.history, palette, choose_glyphs(False))
+        return View(self, self.state, self.history, self._palette, self._glyphs)
 
     def context(self, most: int) -> StepColumns:
         """It never jumps."""

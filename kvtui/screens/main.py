@@ -359,20 +359,47 @@ class MainScreen(Screen[None]):
         urgent = reset or view.source.paused or not steps
         for panel in self._panels:
             later = self._later.get(panel)
-            if not panel.is_on_screen or panel.size.width == 0:
-                self._stale.add(panel)
-            elif panel in self._stale:
+            if not self._in_sight(panel):
+                continue
+            if panel in self._stale:
                 self._stale.discard(panel)
                 panel.update_view(view, steps, True)
             elif later is None:
                 panel.update_view(view, steps, reset)
             elif urgent or now >= later.due:
-                later.due = now + later.interval
                 later.steps.extend(steps)
-                panel.update_view(view, later.steps, reset)
-                later.steps = []
+                self._tell(panel, later, now, reset)
             else:
                 later.steps.extend(steps)
+
+    def _in_sight(self, panel: Panel) -> bool:
+        """Whether a panel can be seen; one that cannot is told everything when it can."""
+        if panel.is_on_screen and panel.size.width:
+            return True
+        self._stale.add(panel)
+        if panel in self._later:
+            self._later[panel].steps = []
+        return False
+
+    def _tell(self, panel: Panel, later: Later, now: float, reset: bool) -> None:
+        """Tell an unhurried panel of the steps that it has not been told of."""
+        assert self._view is not None
+        later.due = now + later.interval
+        steps, later.steps = later.steps, []
+        panel.update_view(self._view, steps, reset)
+
+    def update_unfinished(self, view: View) -> None:
+        """Hand a view to the panels that have something left to show; no step was taken since the last one."""
+        self._view = view
+        now = time.monotonic()
+        if self.grid.flashing and self.grid not in self._stale and self._in_sight(self.grid):
+            self.grid.update_view(view, (), False)
+        for panel, later in self._later.items():
+            reading = panel is self.prefixes and self.prefixes.behind
+            if not (later.steps or reading) or panel in self._stale or not self._in_sight(panel):
+                continue
+            if reading or view.source.paused or now >= later.due:
+                self._tell(panel, later, now, False)
 
     def update_bars(self, view: View) -> None:
         """Hand a view to the lines that say how far the session is; nothing else has changed."""

@@ -109,28 +109,23 @@ class BlockGrid(Panel):
             self._look_now = None
         now = self._clock()
         # After a jump the steps tell how it came to this, not what differs from what was drawn.
-        changed, kinds = changes_of(steps if not anew or len(steps) == 1 else (), num_blocks)
-        dirty = [changed]
-        if steps and paused:
-            dirty.append(self._flash.put_out(float("inf")))
-        dirty.append(self._flash.light_up(changed, kinds, now))
+        changed, kinds = changes_of(steps if not anew or len(steps) == 1 else (), state)
+        out = [self._flash.put_out(float("inf"))] if steps and paused else []
+        lit = self._flash.light_up(changed, kinds, now)
         if not paused:
-            dirty.append(self._flash.put_out(now))
+            out.append(self._flash.put_out(now))
         if self._order.keep(state, at_once=paused, jumped=anew) or anew:
             self._forget_counts()
         elif len(changed):
             self._sight.take(state, changed)
             self._minimap.take(state, changed)
+        self._sight.take_lights(self._flash, lit, *out)
         if anew:
             self._lay_out()
         if old is not None:
             self._follow_selection(old, view)
-        alike = old is not None and (old.selected_block, old.selected_request, old.selected_blocks) == (
-            view.selected_block,
-            view.selected_request,
-            view.selected_blocks,
-        )
-        self._recode(np.concatenate(dirty) if steps and alike and not anew else None)
+        alike = old is not None and _emphasis_of(old) == _emphasis_of(view)
+        self._recode(np.concatenate((changed, *out)) if alike and not anew else None)
 
     def _follow_selection(self, old: View, view: View) -> None:
         """Bring into sight what was just selected elsewhere."""
@@ -168,7 +163,7 @@ class BlockGrid(Panel):
         width, height = max(1, room.width), max(1, room.height)
         num_blocks = self.view.state.header.num_blocks
         pixels = self._pixels and supports_pixels(self.view.palette, self.view.glyphs)
-        levels = levels_for(num_blocks, pixels)
+        levels = levels_for(num_blocks, width, height, pixels)
         fitting = fitting_level(num_blocks, width, height, pixels)
         self._zoom = max(-fitting, min(self._zoom, len(levels) - 1 - fitting))
         level = levels[fitting + self._zoom]
@@ -231,6 +226,8 @@ class BlockGrid(Panel):
         top = self.scroll_offset.y
         window = Window(layout, top, *layout.rows_between(top, self._num_lines))
         same = window == self._window
+        if same and dirty is not None and not len(dirty):
+            return
         self._window = window
         chars = self._sight.chars(view, window, self._flash, dirty if same else None)
         told = (window, self._order.order, view.selected_block)
@@ -273,26 +270,25 @@ class BlockGrid(Panel):
             return
         assert self._window is not None
         lines = self._window.lines
-        differs = (old != chars).any(axis=1)
         moved = []
         if addresses is not old_addresses:
             moved = [row for row, address in enumerate(addresses) if address != old_addresses[row]]
-            differs[moved] = True
-        rows = np.flatnonzero(differs)
-        if not len(rows):
+        changed = (old.reshape(-1) != chars.reshape(-1)).nonzero()[0]
+        if not len(changed) and not moved:
             return
         painter: Painter | None = getattr(self.app, "painter", None) if self.is_attached else None
         place = painter.place_of(self) if painter is not None and self._fits else None
         if painter is None or place is None:
-            for line in lines[rows].tolist():
-                self.refresh_lines(line + self._window.top)
+            for row in sorted({*moved, *(changed // chars.shape[1]).tolist()}):
+                self.refresh_lines(int(lines[row]) + self._window.top)
             return
         _ = self._look
         assert self._ink is not None
         x, y = place
         text = [f"\x1b[{y + lines[row] + 1};{x + 1}H{self._ink.ansi(self._address_segment(row))}" for row in moved]
-        text.append(self._ink.changes(old, chars, (x + self._window.layout.gutter, y), lines))
-        painter.write(self, (int(lines[rows[0]]), int(lines[rows[-1]])), "".join(text))
+        text.append(self._ink.changes(chars, changed, (x + self._window.layout.gutter, y), lines))
+        ends = [*moved, *(int(changed[end]) // chars.shape[1] for end in (0, -1) if len(changed))]
+        painter.write(self, (int(lines[min(ends)]), int(lines[max(ends)])), "".join(text))
 
     @property
     def _fits(self) -> bool:
@@ -338,3 +334,9 @@ class BlockGrid(Panel):
         assert self.view is not None
         text, here = self._addresses[row]
         return Segment(text, self.view.palette.accent if here else self.view.palette.faint)
+
+
+def _emphasis_of(view: View) -> tuple[object, ...]:
+    """What of a view changes how blocks look, other than the blocks."""
+    selected = (view.selected_block, view.selected_request, view.selected_prefix, view.selected_blocks)
+    return (*selected, id(view.palette), id(view.glyphs))

@@ -109,7 +109,7 @@ class MovableGrid(BlockGrid):
         if not supports_pixels(self.view.palette, self.view.glyphs):
             return "pixels need a theme with exact colours, and Unicode"
         self._pixels = not self._pixels
-        levels = levels_for(self._layout_now.num_blocks, self._pixels)
+        levels = levels_for(self._layout_now.num_blocks, *self._room, self._pixels)
         closest = _DENSEST_OF_ONE + 1 - levels.index(self._layout_now.level) if self.blocks_per_cell == 1 else 0
         self.zoom_by(closest if self._pixels and len(levels) > _DENSEST_OF_ONE + 1 else 0)
         return "half blocks: two pixels a cell" if self._pixels else "one glyph a cell"

@@ -67,7 +67,7 @@ class Minimap:
         num_blocks = state.header.num_blocks
         words = words if width >= _FEWEST_CELLS + len(words) else ""
         room = max(1, width - 2 - (len(words) + 2 if words else 0))
-        blocks = 1 << max(0, -(-num_blocks // room) - 1).bit_length()
+        blocks = -(-num_blocks // room)
         num_cells = -(-num_blocks // blocks)
         mix = self._mix
         if mix is None or mix.blocks != blocks or mix.num_cells != num_cells:

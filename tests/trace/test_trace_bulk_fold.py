@@ -117,7 +117,7 @@ def test_a_long_prompt_and_its_end_are_folded_in_bulk(monkeypatch) -> None:
     seen: list[int] = []
     apply = bulk_fold._BULK[int(Op.ALLOCATE)]
     monkeypatch.setitem(
-        bulk_fold._BULK, int(Op.ALLOCATE), lambda fold, run: (seen.append(len(run)), apply(fold, run))[1]
+        bulk_fold._BULK, int(Op.ALLOCATE), lambda fold, run: (seen.append(run.shape[1]), apply(fold, run))[1]
     )
     from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 

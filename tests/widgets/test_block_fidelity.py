@@ -12,6 +12,7 @@ import pytest
 from panel_session import PALETTE, PanelApp, Session
 from rich.color import Color
 
+from kvtui.block_flash import FLASH_SECONDS
 from kvtui.block_order import ORDERS
 from kvtui.glyphs import ASCII, UNICODE
 from kvtui.palette import load_palettes
@@ -119,7 +120,8 @@ def check_many_blocks(grid: MovableGrid, session: Session, with_hues: bool) -> N
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("seed", range(6))
 async def test_every_block_in_sight_is_read_back_at_every_zoom(seed, order) -> None:
-    session, rng, grid = random_session(seed), random.Random(seed), MovableGrid()
+    session, rng, now = random_session(seed), random.Random(seed), [0.0]
+    grid = MovableGrid(clock=lambda: now[0])
     app = PanelApp(grid)
     async with app.run_test(size=rng.choice([(34, 9), (60, 14), (101, 30)])) as pilot:
         grid.update_view(session.view(), (), True)
@@ -131,10 +133,10 @@ async def test_every_block_in_sight_is_read_back_at_every_zoom(seed, order) -> N
         scales = set()
         for _ in range(40):
             grid.scroll_to(y=rng.randrange(grid.max_scroll_y + 1), animate=False)
-            # What a step changed is lit; a second look, without one, shows it as it is.
+            # What a step changed is lit; a second look, after a while, shows it as it is.
             grid.update_view(session.view(), session.run(rng.randrange(4)), False)
             session.paused = False
-            grid._flash.put_out(float("inf"))
+            now[0] += FLASH_SECONDS
             grid.update_view(session.view(), (), False)
             scales.add(grid._layout_now.level)
             if grid.blocks_per_cell == 1:
@@ -147,6 +149,33 @@ async def test_every_block_in_sight_is_read_back_at_every_zoom(seed, order) -> N
                 if grid._zoom == before:
                     break
         assert len(scales) >= 4
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("zoom", [-1, 2, 4])
+async def test_what_is_brought_up_to_date_change_by_change_is_what_a_look_at_everything_gives(zoom, order) -> None:
+    session, rng, now = random_session(7), random.Random(zoom), [0.0]
+    grid, fresh = (MovableGrid(clock=lambda: now[0]) for _ in range(2))
+    async with PanelApp(grid).run_test(size=(60, 14)), PanelApp(fresh).run_test(size=(60, 14)):
+        for each in (grid, fresh):
+            each.update_view(session.view(), (), True)
+            each.zoom_by(zoom)
+            while each.order != order:
+                each.next_order()
+        for _ in range(20):
+            session.paused = rng.random() < 0.2
+            selected = rng.choice((None, None, rng.randrange(14)))
+            for _ in range(rng.randrange(1, 4)):
+                now[0] += rng.random() * FLASH_SECONDS / 2
+                steps = session.run(rng.randrange(3)) if rng.random() < 0.7 else []
+                grid.update_view(session.view(selected=selected), steps, False)
+            session.paused = False
+            now[0] += FLASH_SECONDS
+            grid.update_view(session.view(selected=selected), (), False)
+            fresh.update_view(session.view(selected=selected), (), True)
+            if not grid._order.stale(session.state):
+                for y in range(14):
+                    assert list(grid.render_line(y)) == list(fresh.render_line(y))
 
 
 @pytest.mark.parametrize(("glyphs", "palette"), [(ASCII, PALETTE), (UNICODE, MONO), (ASCII, MONO)])

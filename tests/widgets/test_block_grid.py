@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from panel_session import PALETTE, PanelApp, Session, busy_session, lines, shown
 
-from engine.trace.events import Op
+from engine.trace.events import BlockOp, Op
 from kvtui.glyphs import ASCII, UNICODE
 from kvtui.palette import load_palettes
 from kvtui.view import BlockSelected
@@ -201,7 +202,7 @@ async def test_only_rows_that_look_different_are_drawn_again(monkeypatch) -> Non
         session.state.filled[200] = 2
         session.state.refs[200] = 1
         session.state.owner[200] = 0
-        grid.update_view(session.view(), (), False)
+        grid.update_view(session.view(), [SimpleNamespace(ops=[BlockOp(Op.FILL, 200, 0, 2)])], False)
         assert refreshed == [grid._layout_now.line_of_block(200)]
 
 
