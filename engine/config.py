@@ -71,6 +71,8 @@ class SchedulerConfig:
             to the CPU pool where that has room, or whichever costs less. With another policy than `paged`,
             nobody is preempted.
         policy: `paged`, or one of the older ways in `engine.baselines`; those share no prefixes and fork nothing.
+        async_scheduling: Whether the next iteration is scheduled while the device computes one (`engine.overlap`).
+            None chooses by itself: off, as long as what it gains has not been measured on a card.
     """
 
     max_num_seqs: int = 32
@@ -79,6 +81,7 @@ class SchedulerConfig:
     max_model_len: int = 2048
     preemption: Preemption = "recompute"
     policy: Policy = "paged"
+    async_scheduling: bool | None = None
 
     def __post_init__(self) -> None:
         _require(self.max_num_seqs >= 1, f"--max-num-seqs {self.max_num_seqs} is not possible: use at least 1")

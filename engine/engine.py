@@ -10,7 +10,8 @@ import logging
 import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from engine.baselines.policy import scheduler_for
 from engine.request import FinishReason, Request, RequestError, RequestOutput, SamplingParams
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from engine.config import EngineConfig
-    from engine.core.scheduler_output import SampledToken, SchedulerOutput
+    from engine.core.scheduler_output import SampledToken, ScheduledRequest, SchedulerOutput
 
 logger = logging.getLogger("engine")
 
@@ -50,7 +51,10 @@ class PagedEngine:
         max_model_len: The configured limit or the model's, whichever is smaller.
         header: First message of the trace.
         on_work: Called, from any thread, after something was put into the inbox; a loop wakes up by it.
+        overlaps: Whether the next step is scheduled while one is computed.
     """
+
+    overlaps: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -95,6 +99,7 @@ class PagedEngine:
             max_model_len=self.max_model_len,
             preemption=config.scheduler.preemption if config.scheduler.policy == "paged" else "none",
             policy=config.scheduler.policy,
+            async_scheduling=self.overlaps,
             started_at=time.time(),
         )
         self._tracer = Tracer(self.header)
@@ -242,32 +247,51 @@ class PagedEngine:
         Returns:
             What is new for each request concerned; each was also handed to its `on_output`.
         """
-        scheduler, runner = self.scheduler, self.runner
-        scheduler.kv.pool.ops = [] if self._tracer.active else None
+        runner = self.runner
+        self.scheduler.kv.pool.ops = [] if self._tracer.active else None
         start_ns = self._drain_inbox()
-        output = scheduler.schedule()
+        output = self.scheduler.schedule()
         batch = output.scheduled
         scheduled_ns = self._now()
         copied_ns = scheduled_ns
         if output.copies:
             runner.copy_blocks(output.copies)
             copied_ns = self._now()
-        sampled = self._execute(output) if batch else []
+        sampled = self._attempt(output, partial(runner.execute, output)) if batch else []
         executed_ns = self._now()
-        failed = sampled is None
+        execute_ns, sample_ns = executed_ns - scheduled_ns, 0
+        if batch and sampled is not None:
+            execute_ns = copied_ns - scheduled_ns + runner.last_execute_ns
+            sample_ns = runner.last_sample_ns
+        times = (start_ns, scheduled_ns - start_ns, execute_ns, sample_ns)
+        return self._conclude(output, sampled, batch, times, executed_ns)
+
+    def _conclude(
+        self,
+        output: SchedulerOutput,
+        sampled: Sequence[int | None] | None,
+        told: Sequence[ScheduledRequest],
+        times: tuple[int, int, int, int],
+        executed_ns: int,
+    ) -> list[RequestOutput]:
+        """Take in what a forward brought, tell the trace and the callers.
+
+        Args:
+            output: Its batch, of requests that live.
+            sampled: Its tokens; None where it failed.
+            told: Its batch as the trace tells of it.
+            times: Start, schedule, execute and sample, in ns, as in `StepTrace`.
+            executed_ns: When the tokens were there.
+        """
+        scheduler, failed = self.scheduler, sampled is None
         begun = self._begin_choices(output) if output.forks and not failed else []
         tokens = [self._take(token) for token in scheduler.update(output, sampled)] if sampled is not None else []
         ended, scheduler.ended = scheduler.ended, []
         decisions, scheduler.decisions = scheduler.decisions, []
-        outputs = self._outputs([*(share.request for share in batch), *begun], ended)
-        if batch or ended or decisions:
-            execute_ns, sample_ns = executed_ns - scheduled_ns, 0
-            if batch and not failed:
-                execute_ns = copied_ns - scheduled_ns + runner.last_execute_ns
-                sample_ns = runner.last_sample_ns
+        outputs = self._outputs([*(share.request for share in output.scheduled), *begun], ended)
+        if told or ended or decisions:
             update_ns = self._now() - executed_ns
-            times = (start_ns, scheduled_ns - start_ns, execute_ns, sample_ns, update_ns)
-            self._tracer.stepped(times, batch, tokens, ended, decisions, scheduler, failed=failed)
+            self._tracer.stepped((*times, update_ns), told, tokens, ended, decisions, scheduler, failed=failed)
         for session, request_output in outputs:
             session.deliver(request_output)
         return [request_output for _, request_output in outputs]
@@ -277,6 +301,14 @@ class PagedEngine:
         with self._inbox_lock:
             inbox, self._inbox = self._inbox, []
             now = self._now()
+        self._take_notes(inbox)
+        return now
+
+    def _fork_waits(self) -> bool:
+        """Whether somebody in the inbox, whose lock the caller holds, is to be forked."""
+        return any(isinstance(note, _Forking) for note in self._inbox)
+
+    def _take_notes(self, inbox: Sequence[Session | _Forking | int]) -> None:
         for note in inbox:
             if isinstance(note, int):
                 self._abort(note)
@@ -285,7 +317,6 @@ class PagedEngine:
             else:
                 self._arrive(note)
                 self.scheduler.add_request(note.request)
-        return now
 
     def _arrive(self, session: Session) -> None:
         """Take in a request that is no choice of another one."""
@@ -369,10 +400,10 @@ class PagedEngine:
             choice.status, choice.error = choice.finish_reason.status, first.error
             self._ended_choices.append(session.choice(choice))
 
-    def _execute(self, output: SchedulerOutput) -> list[int | None] | None:
+    def _attempt(self, output: SchedulerOutput, execute: Callable[[], list[int | None]]) -> list[int | None] | None:
         """The sampled tokens, or None where the forward failed and ended the requests that it could not serve."""
         try:
-            sampled = self.runner.execute(output)
+            sampled = execute()
             expected = len(output.scheduled) + len(output.forks)
             if len(sampled) != expected:
                 raise RunnerError(f"the runner returned {len(sampled)} tokens for {expected} requests")

@@ -6,7 +6,7 @@ the scheduler knows which it drives.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,6 +70,35 @@ class Runner(Protocol):
 
     def forget(self, request_id: int) -> None:
         """Drop what is kept for a request (its random generator, ...); called once when it ends."""
+        ...
+
+
+UNKNOWN_TOKEN: Final = -1
+"""Stands, in a step that is launched, for the token that the step launched before it samples for that request."""
+
+
+class LaunchedStep(Protocol):
+    """A step that a device works at."""
+
+    def wait(self) -> list[int | None]:
+        """Wait until it is done; what `Runner.execute` would have returned or raised.
+
+        Sets the runner's `last_execute_ns` and `last_sample_ns` to what the device took for it.
+        """
+        ...
+
+
+class LaunchingRunner(Runner, Protocol):
+    """A runner that need not be waited for."""
+
+    def launch(self, output: SchedulerOutput) -> LaunchedStep:
+        """Begin a step behind all that was begun before, `copy_blocks` included, and return at once.
+
+        A request's last known token may be `UNKNOWN_TOKEN`: it is then what the step launched before this one samples
+        for it. Requests and block tables are read before this returns, and change afterwards.
+
+        At most one other step is in flight meanwhile: the last but one has been waited for.
+        """
         ...
 
 

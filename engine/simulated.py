@@ -11,14 +11,16 @@ from __future__ import annotations
 import codecs
 import re
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
 
 from engine.config import EngineConfig
-from engine.engine import PagedEngine
-from engine.runner import RunnerError
+from engine.deferred import DeferredStep
+from engine.overlap import engine_for
+from engine.runner import UNKNOWN_TOKEN, RunnerError
 from engine.trace.events import ModelInfo, Op
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from engine.config import KVDType
     from engine.core.scheduler_output import BlockCopy, ScheduledRequest, SchedulerOutput
+    from engine.engine import PagedEngine
     from engine.request import Request
 
 _MASK: Final = 2**64 - 1
@@ -189,6 +192,8 @@ class SimulatedRunner:
         self._eos_below = int(eos_rate * 2**32)
         self._weights = np.arange(1, 1025, 2, dtype=np.uint64)
         self._window = sliding_window
+        self._launched: _LaunchedStep | None = None
+        self._done_at_ns = 0
         self.model_info = msgspec.structs.replace(_model_with(config.cache.kv_dtype), sliding_window=sliding_window)
 
     def execute(self, output: SchedulerOutput) -> list[int | None]:
@@ -204,15 +209,37 @@ class SimulatedRunner:
         tokens = [self._next_token(share, share.request) if share.samples else None for share in output.scheduled]
         tokens += [self._next_token(output.scheduled[place], request) for place, request in output.forks]
         sampled = time.perf_counter_ns()
-        pause = self._step_seconds + self._seconds_per_token * output.num_batched_tokens
-        if pause > 0:
-            time.sleep(pause)
+        done_at = self._done_at_ns or began + self.duration_ns(output)
+        if done_at > sampled:
+            time.sleep((done_at - sampled) / 1e9)
         self.last_sample_ns = sampled - wrote
         self.last_execute_ns = time.perf_counter_ns() - began - self.last_sample_ns
         return tokens
 
+    def launch(self, output: SchedulerOutput) -> DeferredStep:
+        """See `LaunchingRunner.launch`; `execute` is called when the step is waited for.
+
+        The time that the step takes begins now, or where that of the one launched before it ends.
+        """
+        step = self._launched = _LaunchedStep(self, output, self._launched)
+        return step
+
+    def run_launched(self, output: SchedulerOutput, done_at_ns: int) -> list[int | None]:
+        """Execute a step that was launched, which is done at that time."""
+        self._done_at_ns = done_at_ns
+        try:
+            return self.execute(output)
+        finally:
+            self._done_at_ns = 0
+
+    def duration_ns(self, output: SchedulerOutput) -> int:
+        """Time that a step takes at least."""
+        return int((self._step_seconds + self._seconds_per_token * output.num_batched_tokens) * 1e9)
+
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Move cells as a model's cache would its rows."""
+        if self._launched is not None:
+            self._launched.run()
         memory = self.memory.reshape(-1, self.block_size)
         cpu_memory = self.cpu_memory.reshape(-1, self.block_size)
         for op, source, destination in copies:
@@ -296,6 +323,37 @@ class SimulatedRunner:
         )
 
 
+class _LaunchedStep(DeferredStep):
+    """A step of a `SimulatedRunner`, with everything of its requests as it was when the step was launched."""
+
+    def __init__(self, runner: SimulatedRunner, output: SchedulerOutput, before: _LaunchedStep | None) -> None:
+        super().__init__(self._execute, before)
+        self.sampled: dict[int, int | None] = {}
+        begins_ns = max(time.perf_counter_ns(), before.done_at_ns if before is not None else 0)
+        self.done_at_ns: int = begins_ns + runner.duration_ns(output)
+        self._runner = runner
+        self._output = replace(output, scheduled=[_as_it_is(share) for share in output.scheduled])
+        self._sampled_before = before.sampled if before is not None else {}
+
+    def _execute(self) -> list[int | None]:
+        for share in self._output.scheduled:
+            request = share.request
+            if request.output_token_ids[-1:] == [UNKNOWN_TOKEN]:
+                token_id = self._sampled_before.get(request.request_id)
+                if token_id is None:
+                    raise RunnerError(f"the step before brought no token for request {request.request_id}")
+                request.output_token_ids[-1] = token_id
+        tokens = self._runner.run_launched(self._output, self.done_at_ns)
+        for share, token_id in zip(self._output.scheduled, tokens, strict=False):
+            self.sampled[share.request.request_id] = token_id
+        return tokens
+
+
+def _as_it_is(share: ScheduledRequest) -> ScheduledRequest:
+    request = replace(share.request, output_token_ids=share.request.output_token_ids.copy())
+    return share._replace(request=request, block_ids=share.block_ids.copy())
+
+
 def simulated_engine(
     config: EngineConfig | None = None,
     *,
@@ -308,7 +366,7 @@ def simulated_engine(
     """A `PagedEngine` that needs no model; its traces say `simulated`."""
     config = config or EngineConfig()
     runner = SimulatedRunner(config, step_seconds=step_seconds, seconds_per_token=seconds_per_token, eos_rate=eos_rate)
-    return PagedEngine(
+    return engine_for(
         config,
         runner,
         SimulatedCodec(),

@@ -47,6 +47,8 @@ class Mark(enum.IntEnum):
     """It lost its blocks in this step and was in the batch all the same, computing them again."""
     ABORTED = 9
     """Its caller gave it up in this step."""
+    OVERRUN = 10
+    """It was in the batch in vain: it had ended when the step's tokens came."""
 
 
 # Plain integers: an append happens at every step of the engine, and enum members cost several times as much.
@@ -61,6 +63,7 @@ _TOKENS_OF_PHASE = {
     "recompute_tokens": int(Phase.RECOMPUTE),
 }
 _DECODE, _EVICT, _PREEMPTED = int(Phase.DECODE), int(Op.EVICT), int(DecisionKind.PREEMPTED)
+_OVERRUN, _OVERRUN_MARK = int(Phase.OVERRUN), int(Mark.OVERRUN)
 _END_OF_REASON: dict[str, Mark] = {
     FinishReason.STOP: Mark.ENDED,
     FinishReason.LENGTH: Mark.ENDED,
@@ -179,7 +182,8 @@ class History:
         preempted = [(step, request) for step, request in columns.preempted if step >= first]
         finished = [(step, finish) for step, finish in columns.finished if step >= first]
         self._fill_ring(columns, skipped, at, step_of, batch, preempted)
-        lives = _lives(first, stop, step_of, batch, preempted, finished, state)
+        alive = batch[:, 1] != _OVERRUN
+        lives = _lives(first, stop, step_of[alive], batch[alive], preempted, finished, state)
         kept = sorted(lives.items(), key=lambda item: (item[1].live, item[1].last_seen))[-len(self._live) :]
         for number, life in sorted(kept):
             column = self._free_columns.pop()
@@ -256,6 +260,12 @@ class History:
         codes: list[int] = []
         for request, phase, _, num_scheduled in step.batch:
             column = columns.get(request)
+            if phase == _OVERRUN:
+                # Tokens of a step all the same, computed as a decode's is.
+                scheduled[1] += num_scheduled
+                if column is not None:
+                    marks[column] = _OVERRUN_MARK
+                continue
             if column is None:
                 column = self._column(request, index)
             known = phase if phase in _MARK_OF_PHASE else _DECODE
@@ -465,4 +475,5 @@ def _mark_of(phases: Column) -> npt.NDArray[np.uint8]:
     marks = np.full(len(phases), Mark.DECODE, np.uint8)
     for phase, mark in _MARK_OF_PHASE.items():
         marks[phases == phase] = mark
+    marks[phases == _OVERRUN] = _OVERRUN_MARK
     return marks

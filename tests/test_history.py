@@ -63,6 +63,30 @@ def test_marks_tell_what_a_request_did_in_each_step():
     assert trace.history.marks(99, 0, 8).tolist() == [Mark.ABSENT] * 8
 
 
+def test_an_overrun_shows_behind_the_end_and_does_not_bring_the_request_back():
+    messages = [
+        arrived(0),
+        step(0, [(0, Phase.PREFILL, 0, 6)]),
+        step(1, [(0, Phase.DECODE, 6, 1)], finished=[(0, "stop", "")]),
+        step(2, [(0, Phase.OVERRUN, 7, 1)]),
+        step(3),
+    ]
+    trace = Trace().take(*messages)
+    marks = [Mark.PREFILL, Mark.ENDED, Mark.OVERRUN, Mark.ABSENT]
+    assert trace.history.marks(0, 0, 4).tolist() == marks
+    assert trace.history.series("decode_tokens", 0, 4).tolist() == [0, 1, 1, 0]
+    assert trace.state.violations == []
+    assert trace.state.requests[0].num_computed == 7
+    for first in (0, 2):
+        rebuilt = History()
+        steps = [m for m in messages if isinstance(m, StepTrace)]
+        rebuilt.rebuild(StepColumns.of(first, steps[first:]), trace.state)
+        assert rebuilt.series("decode_tokens", first, 4).tolist() == [0, 1, 1, 0][first:]
+        assert [number for number, live in rebuilt.requests(first) if live] == []
+        if first == 0:
+            assert rebuilt.marks(0, 0, 4).tolist() == marks
+
+
 def test_who_is_preempted_and_admitted_again_in_one_step_shows_both():
     messages = [
         arrived(0),

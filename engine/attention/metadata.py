@@ -163,4 +163,7 @@ def slots_of(
 
 def _tensor(array: NDArray[np.generic], device: torch.device) -> torch.Tensor:
     tensor = torch.from_numpy(array)
-    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
+    if device.type == "cuda":
+        # From pinned memory, so that the host need not wait for what the device has still to do.
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)

@@ -2,7 +2,8 @@
 
 In under five minutes: every kernel configuration against the float32 reference, a captured decode replayed for other
 batches, the time of decodes and prefills beside torch's own attention, what paging costs, what a quantised cache
-saves, and the engine's tokens per second with models of known shapes. Writes a JSON and a markdown report, named
+saves, and the engine's tokens and tokens per second with models of known shapes, with and without asynchronous
+scheduling. Writes a JSON and a markdown report, named
 after the card. Exits with 0 if every check passed, 1 if one did not, 2 if there is no GPU.
 """
 
@@ -140,12 +141,13 @@ def run(report: Report, device: torch.device, *, model: bool, tune: bool) -> Non
     report.check(check_configurations(device, jobs=max(1, min(8, os.cpu_count() or 1, gib // 4))))
     report.check([check_graph(device, paged_attention), check_independence(device, paged_attention)])
     if model:
-        from engine.bench.gpu_model import same_tokens, speed, transformers_speed
+        from engine.bench.gpu_model import same_overlapped, same_tokens, speed, transformers_speed
 
-        report.check([same_tokens()])
+        report.check([same_tokens(), same_overlapped()])
         rows: list[Callable[[], Row | Iterable[Row]]] = []
         for shape, batches in (("SmolLM2-135M", (1, 32, 256)), ("Llama-3.1-8B", (1, 32, 128))):
-            rows += [partial(speed, shape, batches), partial(speed, shape, (32,), cuda_graphs=False)]
+            rows += [partial(speed, shape, batches), partial(speed, shape, batches[1:], async_scheduling=True)]
+            rows += [partial(speed, shape, (32,), cuda_graphs=False)]
             rows += [partial(transformers_speed, shape, 32)]
         report.section("Whole models, random weights, bfloat16", rows)
     torch.cuda.empty_cache()

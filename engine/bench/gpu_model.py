@@ -11,8 +11,8 @@ import torch
 from engine.attention.choice import choose_attention
 from engine.bench.gpu_checks import Check
 from engine.config import CacheConfig, DType, EngineConfig, ModelConfig, SchedulerConfig
-from engine.engine import PagedEngine
 from engine.model.load import make_runner
+from engine.overlap import engine_for
 from engine.request import SamplingParams
 from engine.simulated import SimulatedCodec
 from engine.trace.events import StepTrace
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from engine.bench.gpu_timing import Row
+    from engine.engine import PagedEngine
 
 SHAPES: dict[str, dict[str, Any]] = {
     "SmolLM2-135M": {
@@ -94,6 +95,33 @@ def same_tokens(device: str = "cuda", num_tokens: int = 24) -> Check:
     return Check(name, sum(a != b for a, b in pairs) / len(pairs), 0.0)
 
 
+def same_overlapped(device: str = "cuda", num_tokens: int = 24) -> Check:
+    """Greedy tokens with and without asynchronous scheduling, in a pool too small for all; the share that differs.
+
+    Some end by a token that stops them, so that their next one is computed in vain, and some are swapped out.
+    """
+    name = "greedy tokens of a model of SmolLM2's shape in float32, with and without asynchronous scheduling"
+    generator = torch.Generator().manual_seed(3)
+    prompts = [torch.randint(0, 49152, (n,), generator=generator).tolist() for n in (15, 16, 17, 130, 33, 64)]
+    try:
+        model = made_up("SmolLM2-135M", device, torch.float32)
+        pool = CacheConfig(num_blocks=20, num_cpu_blocks=32)
+        engines = [
+            _engine(model, device, "auto", "float32", cuda_graphs=True, cache=pool, async_scheduling=on)
+            for on in (False, True)
+        ]
+        plain = _run(engines[0], prompts, num_tokens)
+        stops = [tokens[at * num_tokens // 8] for at, tokens in enumerate(plain)]
+        overlapped = _run(engines[1], prompts, num_tokens)
+        ended = [_run(engine, prompts, num_tokens, stops) for engine in engines]
+        if not all(engine.scheduler.num_preemptions for engine in engines):
+            raise RuntimeError("nobody gave way: the pool is too large for this check")
+    except Exception as error:  # the report is to say how it went
+        return Check(name, float("nan"), 0.0, f"{type(error).__name__}: {error}".splitlines()[0][:300])
+    pairs = [*zip(plain, overlapped, strict=True), *zip(*ended, strict=True)]
+    return Check(name, sum(a != b for a, b in pairs) / len(pairs), 0.0)
+
+
 def speed(
     shape: str,
     batches: Sequence[int],
@@ -102,10 +130,11 @@ def speed(
     prompt: int = 128,
     *,
     cuda_graphs: bool = True,
+    async_scheduling: bool = False,
 ) -> Iterator[Row]:
     """Tokens per second of some requests at once in bfloat16, prefill included, and where a decode's time goes."""
     model = made_up(shape, device, torch.bfloat16)
-    engine = _engine(model, device, "auto", "bfloat16", cuda_graphs=cuda_graphs)
+    engine = _engine(model, device, "auto", "bfloat16", cuda_graphs=cuda_graphs, async_scheduling=async_scheduling)
     generator = torch.Generator().manual_seed(2)
     size = (2, sum(batches), prompt)
     first, second = torch.randint(0, SHAPES[shape]["vocab_size"], size, generator=generator).tolist()
@@ -126,7 +155,7 @@ def speed(
             "sample": [s.sample_ns for s in decodes],
             "update": [s.update_ns for s in decodes],
         }
-        name = f"{shape}, kvtui" + ("" if cuda_graphs else " without graphs")
+        name = f"{shape}, kvtui" + ("" if cuda_graphs else " without graphs") + ", async" * async_scheduling
         row: Row = {"shape": name, "requests": batch, "prompt": prompt, "generated": generated}
         row |= {"seconds": seconds, "tokens/s": generated / seconds}
         yield row | {f"{part} ms": statistics.median(times) / 1e6 for part, times in parts.items()}
@@ -152,21 +181,37 @@ def transformers_speed(shape: str, batch: int, device: str = "cuda", num_tokens:
     return row | {"generated": batch * num_tokens, "seconds": seconds, "tokens/s": batch * num_tokens / seconds}
 
 
-def _engine(model: Any, device: str, attention: Any, dtype: DType, *, cuda_graphs: bool) -> PagedEngine:
+def _engine(
+    model: Any,
+    device: str,
+    attention: Any,
+    dtype: DType,
+    *,
+    cuda_graphs: bool,
+    cache: CacheConfig | None = None,
+    async_scheduling: bool = False,
+) -> PagedEngine:
     config = EngineConfig(
         model=ModelConfig(device=device, attention=attention, dtype=dtype, cuda_graphs=cuda_graphs),
-        cache=CacheConfig(num_blocks=8192),
-        scheduler=SchedulerConfig(max_num_seqs=256, max_num_batched_tokens=4096),
+        cache=cache or CacheConfig(num_blocks=8192),
+        scheduler=SchedulerConfig(
+            max_num_seqs=256,
+            max_num_batched_tokens=4096,
+            preemption="swap" if cache is not None else "recompute",
+            async_scheduling=async_scheduling,
+        ),
     )
     name, chosen = choose_attention(attention, torch.device(device))
-    return PagedEngine(
+    return engine_for(
         config, make_runner(model, config, name="made up", attention=chosen, attention_name=name), _Codec()
     )
 
 
-def _run(engine: PagedEngine, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
-    params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
-    outputs: dict[int, list[int]] = {engine.add_request(prompt, params): [] for prompt in prompts}
+def _run(engine: PagedEngine, prompts: list[list[int]], num_tokens: int, stops: Sequence[int] = ()) -> list[list[int]]:
+    outputs: dict[int, list[int]] = {}
+    for at, prompt in enumerate(prompts):
+        params = SamplingParams(max_tokens=num_tokens, ignore_eos=True, stop_token_ids=tuple(stops[at : at + 1]))
+        outputs[engine.add_request(prompt, params)] = []
     while engine.has_work:
         for output in engine.step():
             if output.error:

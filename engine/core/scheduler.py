@@ -276,10 +276,12 @@ class Scheduler:
         params = request.params
         if token_id in params.stop_token_ids or (token_id in self.eos_token_ids and not params.ignore_eos):
             return FinishReason.STOP
+        return FinishReason.LENGTH if self.at_limit(request) else None
+
+    def at_limit(self, request: Request) -> bool:
+        """Whether the request has as many tokens as it may have."""
         generated = len(request.output_token_ids)
-        if generated >= params.max_tokens or len(request.prompt_token_ids) + generated >= self.max_model_len:
-            return FinishReason.LENGTH
-        return None
+        return generated >= request.params.max_tokens or len(request.prompt_token_ids) + generated >= self.max_model_len
 
     def _phase_of(self, request: Request, start: int) -> Phase:
         if start < self._computed_once.get(request.request_id, 0):
@@ -287,6 +289,30 @@ class Scheduler:
         return Phase.PREFILL if start < len(request.prompt_token_ids) else Phase.DECODE
 
     # ------------------------------------------------------------------ pressure
+
+    @property
+    def has_plenty_of_room(self) -> bool:
+        """Whether `has_room` is True whatever is known of the running requests: a quick look, and often enough."""
+        kv = self.kv
+        # A stretch of n tokens opens at most n / block_size blocks and one more.
+        most = len(self.running) + self.max_num_batched_tokens // kv.block_size + len(kv.shared_tails)
+        return most <= kv.pool.num_free
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the running requests can have the blocks of their next tokens without anybody giving way.
+
+        Never True where one would have to; False here and there where the token budget would have spared it.
+        """
+        kv = self.kv
+        needs = 0
+        for request in self.running.values():
+            if request.status is _RUNNING:
+                start = request.num_computed_tokens
+                stop = start + min(request.num_tokens - start, self.max_chunk, self.max_num_batched_tokens)
+                needs += max(0, kv.num_blocks_for(stop) - len(kv.block_table(request.request_id)))
+                needs += request.request_id in kv.shared_tails
+        return needs <= kv.pool.num_free
 
     def _make_writable(self, request: Request) -> bool:
         """Give a running request a last block of its own, at the cost of younger ones; False if it lost its place."""

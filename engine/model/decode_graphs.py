@@ -17,8 +17,11 @@ import numpy as np
 import torch
 
 from engine.attention.metadata import PAD_SLOT, AttentionMetadata, slots_of
+from engine.model.launched import filled_in
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from engine.kv_cache import KVCache
@@ -56,14 +59,19 @@ class DecodeGraphs:
         self._broken = False
 
     def run(
-        self, token_ids: list[int], seq_lens: NDArray[np.int32], block_table: NDArray[np.int32]
+        self,
+        token_ids: Sequence[int] | NDArray[np.int64],
+        seq_lens: NDArray[np.int32],
+        block_table: NDArray[np.int32],
+        before: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """One decode step, a token of each sequence.
 
         Args:
-            token_ids: The token that each sequence computes.
+            token_ids: The token that each sequence computes; `-1 - row` refers to a row of `before`.
             seq_lens: int32 `[n]`, positions of each sequence, the token's included.
             block_table: int32 `[n, max_blocks]`.
+            before: int64, tokens on the device that were not known when the batch was put together.
 
         Returns:
             Logits `[n, vocab]`, valid until the next call; None if no graph serves this batch.
@@ -83,6 +91,8 @@ class DecodeGraphs:
                 self._graphs.clear()
                 return None
         graph.inputs.fill(token_ids, seq_lens, block_table, self._cache.block_size)
+        if before is not None:
+            graph.inputs.token_ids.copy_(filled_in(graph.inputs.token_ids, before))
         graph.replay()
         return graph.logits[:n]
 
@@ -121,8 +131,23 @@ class _Graph:
     logits: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class _Host:
+    """A piece of the host's memory, and the arrays in it."""
+
+    piece: torch.Tensor
+    token_ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    seq_lens: NDArray[np.int32]
+    table: NDArray[np.int32]
+
+
 class _Inputs:
     """What a graph reads, in one piece of memory, so that a step copies it to the device at once.
+
+    For a CUDA device there are two pieces on the host, filled in turn: the copy of a step that was launched and not
+    waited for may still have to read one. The step before that one has been waited for.
 
     Args:
         size: Sequences.
@@ -134,26 +159,31 @@ class _Inputs:
         self._size = size
         self._max_blocks = max_blocks
         layout = [(np.int64, size), (np.int64, size), (np.int64, size), (np.int32, size), (np.int32, size * max_blocks)]
-        num_bytes = sum(_aligned(np.dtype(dtype).itemsize * n) for dtype, n in layout)
-        self._host = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
-        self._device = self._host.to(device, copy=True)
-        host: list[NDArray[Any]] = []
-        there: list[torch.Tensor] = []
-        start = 0
+        spans: list[tuple[int, int]] = []
+        num_bytes = 0
         for dtype, n in layout:
-            end = start + np.dtype(dtype).itemsize * n
-            host.append(self._host[start:end].numpy().view(dtype))
-            there.append(self._device[start:end].view(torch.int64 if dtype is np.int64 else torch.int32))
-            start = _aligned(end)
-        self._token_ids, self._positions, self._slots, self._seq_lens, table = host
-        self._table = table.reshape(size, max_blocks)
+            spans.append((num_bytes, num_bytes + np.dtype(dtype).itemsize * n))
+            num_bytes = _aligned(spans[-1][1])
+        pinned = device.type == "cuda"
+        pieces = [torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=pinned) for _ in range(2 if pinned else 1)]
+        self._device = pieces[0].to(device, copy=True)
+        self._hosts: list[_Host] = []
+        for piece in pieces:
+            token_ids, positions, slots, seq_lens, table = (
+                piece[a:b].numpy().view(dtype) for (dtype, _), (a, b) in zip(layout, spans, strict=True)
+            )
+            self._hosts.append(_Host(piece, token_ids, positions, slots, seq_lens, table.reshape(size, max_blocks)))
+        there = [
+            self._device[a:b].view(torch.int64 if dtype is np.int64 else torch.int32)
+            for (dtype, _), (a, b) in zip(layout, spans, strict=True)
+        ]
         self.token_ids, self.positions, self._slots_there, self._seq_lens_there, self._table_there = there
         self.rows = torch.arange(size, device=device)
         self._query_start_loc = torch.arange(size + 1, dtype=torch.int32, device=device)
 
     def fill(
         self,
-        token_ids: list[int],
+        token_ids: Sequence[int] | NDArray[np.int64],
         seq_lens: NDArray[np.int32],
         block_table: NDArray[np.int32],
         block_size: int,
@@ -161,19 +191,22 @@ class _Inputs:
         """Put a batch in; the rows after it are padding."""
         n, width = len(token_ids), block_table.shape[1]
         positions = seq_lens.astype(np.int64) - 1
-        self._token_ids[:n] = token_ids
-        self._token_ids[n:] = 0
-        self._positions[:n] = positions
-        self._positions[n:] = 0
-        self._slots[:n] = slots_of(positions, np.ones(n, np.int32), block_table, block_size)
-        self._slots[n:] = PAD_SLOT
-        self._seq_lens[:n] = seq_lens
-        self._seq_lens[n:] = 0
-        self._table[:n, :width] = block_table
-        self._device.copy_(self._host, non_blocking=True)
+        self._hosts.reverse()
+        host = self._hosts[0]
+        host.token_ids[:n] = token_ids
+        host.token_ids[n:] = 0
+        host.positions[:n] = positions
+        host.positions[n:] = 0
+        host.slots[:n] = slots_of(positions, np.ones(n, np.int32), block_table, block_size)
+        host.slots[n:] = PAD_SLOT
+        host.seq_lens[:n] = seq_lens
+        host.seq_lens[n:] = 0
+        host.table[:n, :width] = block_table
+        self._device.copy_(host.piece, non_blocking=True)
 
     def metadata(self, kv_cache: KVCache, reach: int) -> AttentionMetadata:
         """The batch as attention sees it; lengths up to `reach`."""
+        host = self._hosts[0]
         host_loc = np.arange(self._size + 1, dtype=np.int32)
         return AttentionMetadata(
             query_start_loc=self._query_start_loc,
@@ -181,9 +214,9 @@ class _Inputs:
             block_table=self._table_there.view(self._size, self._max_blocks),
             slot_mapping=self._slots_there,
             host_query_start_loc=host_loc,
-            host_seq_lens=self._seq_lens,
-            host_block_table=self._table,
-            host_slot_mapping=self._slots,
+            host_seq_lens=host.seq_lens,
+            host_block_table=host.table,
+            host_slot_mapping=host.slots,
             num_seqs=self._size,
             num_tokens=self._size,
             max_query_len=1,

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from engine.model.upload import upload
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -106,32 +108,34 @@ def draw_on_device(
         int64 `[n]`.
     """
     n, vocab = logits.shape
-    temperature = torch.tensor([max(p.temperature, _COLDEST) for p in params], dtype=torch.float32)[:, None].to(
-        logits.device
-    )
+    device = logits.device
+    temperature = upload([max(p.temperature, _COLDEST) for p in params], device, np.float32)[:, None]
     # The largest becomes 0: no overflow, however small the temperature.
     scaled = (logits - logits.max(dim=-1, keepdim=True).values) / temperature
-    threshold = torch.full((n,), -torch.inf, device=logits.device)
+    threshold = torch.full((n,), -torch.inf, device=device)
 
     k_of = [p.top_k if 0 < p.top_k < vocab else 0 for p in params]
     if any(k_of):
-        rows = [i for i, k in enumerate(k_of) if k]
+        chosen = [i for i, k in enumerate(k_of) if k]
+        rows = upload(chosen, device, np.int64)
         top = scaled[rows].topk(max(k_of), dim=-1).values
-        kth = torch.tensor([[k_of[i] - 1] for i in rows], device=logits.device)
+        kth = upload([k_of[i] - 1 for i in chosen], device, np.int64)[:, None]
         threshold[rows] = top.gather(1, kth).flatten()
-    rows = [i for i, p in enumerate(params) if p.top_p < 1]
-    if rows:
-        mass = torch.tensor([params[i].top_p for i in rows], dtype=torch.float32, device=logits.device)
+    chosen = [i for i, p in enumerate(params) if p.top_p < 1]
+    if chosen:
+        rows = upload(chosen, device, np.int64)
+        mass = upload([params[i].top_p for i in chosen], device, np.float32)
         threshold[rows] = _nucleus(scaled[rows], threshold[rows], mass)
-    rows = [i for i, p in enumerate(params) if p.min_p > 0]
-    if rows:
-        floor = torch.tensor([params[i].min_p for i in rows], dtype=torch.float32, device=logits.device).log()
+    chosen = [i for i, p in enumerate(params) if p.min_p > 0]
+    if chosen:
+        rows = upload(chosen, device, np.int64)
+        floor = upload([params[i].min_p for i in chosen], device, np.float32).log()
         threshold[rows] = torch.maximum(threshold[rows], floor)
 
     weights = scaled.exp().masked_fill_(scaled < threshold[:, None], 0.0)
     cumulative = weights.cumsum(dim=-1)
     total = cumulative[:, -1:]
-    goal = torch.from_numpy(uniform).to(logits.device)[:, None] * total.double()
+    goal = upload(uniform, device)[:, None] * total.double()
     # Rounding must not lift the goal to the total itself: past the last token with any weight lies nothing.
     goal = torch.minimum(goal.float(), torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(cumulative, goal, right=True).flatten()

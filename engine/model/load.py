@@ -10,7 +10,6 @@ import torch
 from engine.attention.choice import choose_attention
 from engine.attention.hook import HookError
 from engine.config import ConfigError, EngineConfig
-from engine.engine import PagedEngine
 from engine.kv_cache import QUANTISED, SCALE_BYTES, KVCache
 from engine.model.checkpoint import Checkpoint, find_checkpoint
 from engine.model.decode_graphs import DecodeGraphs
@@ -23,12 +22,14 @@ from engine.model.quiet import quiet
 from engine.model.runner import ModelRunner
 from engine.model.tokenizer import TokenizerCodec
 from engine.model.vetting import Trial, cache_shape, check_config
+from engine.overlap import engine_for
 from engine.trace.events import ModelInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from engine.attention.metadata import PagedAttention
+    from engine.engine import PagedEngine
 
 logger = logging.getLogger("engine")
 
@@ -57,7 +58,7 @@ def load(config: EngineConfig, progress: Callable[[str], None], *, title: str, d
     runner = make_runner(
         model, config, name=checkpoint.name, attention=attention, attention_name=attention_name, tokenizer=tokenizer
     )
-    return PagedEngine(config, runner, TokenizerCodec(tokenizer), title=title, description=description)
+    return engine_for(config, runner, TokenizerCodec(tokenizer), title=title, description=description)
 
 
 def load_transformers(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:

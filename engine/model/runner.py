@@ -11,7 +11,10 @@ import torch
 
 from engine.attention.metadata import PAD_SLOT, AttentionMetadata, positions_of
 from engine.core.scheduler_output import BlockCopy, ScheduledRequest
-from engine.model.sampler import request_seed, sample
+from engine.deferred import DeferredStep
+from engine.model.launched import DeviceStep, Draws, Samples, answer, filled_in, refer_to
+from engine.model.sampler import choose, request_seed, sample
+from engine.model.upload import upload
 from engine.request import Request, SamplingParams
 from engine.runner import RunnerError
 from engine.trace.events import Op, Phase
@@ -25,11 +28,33 @@ if TYPE_CHECKING:
     from engine.kv_cache import KVCache
     from engine.model.decode_graphs import DecodeGraphs
     from engine.model.forward import Forward
+    from engine.runner import LaunchedStep
     from engine.trace.events import ModelInfo
 
 
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """A batch as arrays, with nothing in it that changes when its requests do.
+
+    Attributes:
+        token_ids: int64 `[T]`.
+        query_start_loc: int32 `[n + 1]`.
+        seq_lens: int32 `[n]`.
+        block_table: int32 `[n, max_blocks]`.
+        rows: int64, of the logits that are wanted.
+        decodes: Whether each request computes one token and samples.
+    """
+
+    token_ids: NDArray[np.int64]
+    query_start_loc: NDArray[np.int32]
+    seq_lens: NDArray[np.int32]
+    block_table: NDArray[np.int32]
+    rows: NDArray[np.int64]
+    decodes: bool
+
+
 class ModelRunner:
-    """`engine.runner.Runner` over a model.
+    """`engine.runner.LaunchingRunner` over a model.
 
     Args:
         forward: The model.
@@ -63,6 +88,8 @@ class ModelRunner:
         self._seed = seed
         self._seeds: dict[int, int] = {}
         self._tables = _BlockTables()
+        self._samples: Samples | None = None
+        self._deferred: DeferredStep | None = None
 
     @torch.inference_mode()
     def execute(self, output: SchedulerOutput) -> list[int | None]:
@@ -75,12 +102,9 @@ class ModelRunner:
         scheduled = output.scheduled
         samples = [s.samples for s in scheduled]
         logits = self._forward(scheduled, samples)
-        sampling = [s.request for s in scheduled if s.samples]
-        if output.forks:
-            row_of = np.cumsum(samples) - 1
-            rows = [*range(len(sampling)), *(int(row_of[fork.share]) for fork in output.forks)]
-            logits = logits[torch.tensor(rows, device=logits.device)]
-            sampling += [fork.request for fork in output.forks]
+        sampling, again = _sampling(output, samples)
+        if again is not None:
+            logits = logits[upload(again, logits.device)]
         if logits.is_cuda:
             torch.cuda.synchronize(logits.device)
         computed = time.perf_counter_ns()
@@ -92,8 +116,65 @@ class ModelRunner:
         return tokens
 
     @torch.inference_mode()
+    def launch(self, output: SchedulerOutput) -> LaunchedStep:
+        """Begin a step; see `LaunchingRunner.launch`. Without a CUDA device it is computed when it is waited for.
+
+        On the device nothing waits for the host: arrays go there by way of pinned memory, and tokens that are not known
+        are taken from the samples of the step before. Only drawing with top_p looks at values on the host, which makes
+        this call wait for the step.
+        """
+        samples = [s.samples for s in output.scheduled]
+        packed = self._pack(output.scheduled, samples)
+        sampling, again = _sampling(output, samples)
+        draws = self._draws(sampling)
+        before, self._samples = self._samples, Samples({who: row for row, who in enumerate(draws.request_ids)})
+        refers = refer_to(before, packed.token_ids, packed.query_start_loc, output.scheduled)
+        mine, device = self._samples, self.kv_cache.device
+
+        def compute() -> torch.Tensor | None:
+            tokens = before.tokens if before is not None and refers else None
+            if refers and tokens is None:
+                raise RunnerError("the step before brought no tokens to go on from")
+            logits = self._compute(packed, tokens)
+            if not sampling:
+                return None
+            return logits if again is None else logits[upload(again, device)]
+
+        if device.type == "cuda":
+            return DeviceStep(
+                device,
+                compute,
+                lambda logits: choose(logits, draws.params, draws.seeds, draws.positions),
+                mine,
+                draws,
+                samples,
+                self._took,
+            )
+
+        @torch.inference_mode()
+        def work() -> list[int | None]:
+            began = time.perf_counter_ns()
+            logits = compute()
+            computed = time.perf_counter_ns()
+            tokens: list[int] = []
+            bad: list[int] = []
+            if logits is not None:
+                tokens, bad = sample(logits, draws.params, draws.seeds, draws.positions)
+                mine.tokens = torch.tensor(tokens, device=device)
+            self._took(computed - began, time.perf_counter_ns() - computed)
+            return answer(tokens, bad, draws, samples)
+
+        self._deferred = DeferredStep(work, self._deferred)
+        return self._deferred
+
+    def _took(self, execute_ns: int, sample_ns: int) -> None:
+        self.last_execute_ns, self.last_sample_ns = execute_ns, sample_ns
+
+    @torch.inference_mode()
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        """Move contents of blocks; see `Runner.copy_blocks`."""
+        """Move contents of blocks, after all that was launched; see `Runner.copy_blocks`."""
+        if self._deferred is not None:
+            self._deferred.run()
         self.kv_cache.move(copies)
 
     @torch.inference_mode()
@@ -129,6 +210,9 @@ class ModelRunner:
         self._tables.forget(request_id)
 
     def _forward(self, scheduled: list[ScheduledRequest], samples: list[bool]) -> torch.Tensor:
+        return self._compute(self._pack(scheduled, samples))
+
+    def _pack(self, scheduled: list[ScheduledRequest], samples: list[bool]) -> _Packed:
         counts = np.array([s.num_scheduled for s in scheduled], dtype=np.int32)
         seq_lens = np.array([s.computed_before for s in scheduled], dtype=np.int32) + counts
         query_start_loc = np.zeros(len(scheduled) + 1, dtype=np.int32)
@@ -136,34 +220,49 @@ class ModelRunner:
         token_ids: list[int] = []
         for s in scheduled:
             token_ids += s.token_ids
-        block_table = self._tables.of(scheduled)
-        if self.graphs is not None and all(samples) and len(token_ids) == len(scheduled):
-            logits = self.graphs.run(token_ids, seq_lens, block_table)
-            if logits is not None:
-                return logits
         # Where nothing is sampled one row of logits is computed all the same: no model has to cope with none.
         rows = query_start_loc[1:][samples] - 1 if any(samples) else query_start_loc[:1]
-        metadata = AttentionMetadata.build(
+        return _Packed(
+            token_ids=np.array(token_ids, dtype=np.int64),
             query_start_loc=query_start_loc,
             seq_lens=seq_lens,
-            block_table=block_table,
+            block_table=self._tables.of(scheduled),
+            rows=rows.astype(np.int64),
+            decodes=all(samples) and len(token_ids) == len(scheduled),
+        )
+
+    def _compute(self, packed: _Packed, before: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits of the wanted rows; `before` has the tokens that the batch refers to (`refer_to`)."""
+        if self.graphs is not None and packed.decodes:
+            logits = self.graphs.run(packed.token_ids, packed.seq_lens, packed.block_table, before)
+            if logits is not None:
+                return logits
+        metadata = AttentionMetadata.build(
+            query_start_loc=packed.query_start_loc,
+            seq_lens=packed.seq_lens,
+            block_table=packed.block_table,
             kv_cache=self.kv_cache,
         )
         device = self.kv_cache.device
+        token_ids = upload(packed.token_ids, device)
         return self.forward.forward(
-            torch.tensor(token_ids, dtype=torch.int64).to(device),
-            torch.from_numpy(positions_of(query_start_loc, seq_lens)).to(device),
-            torch.from_numpy(rows.astype(np.int64)).to(device),
+            token_ids if before is None else filled_in(token_ids, before),
+            upload(positions_of(packed.query_start_loc, packed.seq_lens), device),
+            upload(packed.rows, device),
             metadata,
         )
 
-    def _sample(self, logits: torch.Tensor, requests: list[Request]) -> list[int]:
+    def _draws(self, requests: list[Request]) -> Draws:
         params = [r.params for r in requests]
         if any(p.temperature > 0 for p in params):
             seeds = [self._seed_of(r.request_id, r.params.seed) for r in requests]
         else:
             seeds = [0] * len(requests)
-        tokens, bad = sample(logits, params, seeds, [r.num_tokens for r in requests])
+        return Draws([r.request_id for r in requests], params, seeds, [r.num_tokens for r in requests])
+
+    def _sample(self, logits: torch.Tensor, requests: list[Request]) -> list[int]:
+        draws = self._draws(requests)
+        tokens, bad = sample(logits, draws.params, draws.seeds, draws.positions)
         if bad:
             raise RunnerError("the model's logits are not numbers", [requests[i].request_id for i in bad])
         return tokens
@@ -175,6 +274,16 @@ class ModelRunner:
         if seed is None:
             seed = self._seeds[request_id] = request_seed(self._seed, request_id)
         return seed
+
+
+def _sampling(output: SchedulerOutput, samples: list[bool]) -> tuple[list[Request], list[int] | None]:
+    """The requests that a token is sampled for, and the row of logits for each; None where it is simply the next."""
+    sampling = [share.request for share, wanted in zip(output.scheduled, samples, strict=True) if wanted]
+    if not output.forks:
+        return sampling, None
+    row_of = np.cumsum(samples) - 1
+    rows = [*range(len(sampling)), *(int(row_of[fork.share]) for fork in output.forks)]
+    return [*sampling, *(fork.request for fork in output.forks)], rows
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.model.draw import draw_on_device, draw_on_host
+from engine.model.upload import upload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,6 +58,26 @@ def sample(
         for i, token in zip(drawn, values, strict=True):
             tokens[i] = token
     return tokens, bad
+
+
+def choose(
+    logits: torch.Tensor, params: Sequence[SamplingParams], seeds: Sequence[int], positions: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`sample` without the host: the same tokens, which stay on the logits' device.
+
+    Returns:
+        int64 `[n]`, and the mask `[n]` of the rows without a largest finite number.
+    """
+    top = logits.max(dim=-1)
+    tokens = top.indices
+    drawn = [i for i, p in enumerate(params) if p.temperature > 0]
+    if drawn:
+        uniform = uniforms([seeds[i] for i in drawn], [positions[i] for i in drawn])
+        rows = upload(drawn, logits.device, np.int64)
+        values = draw_on_device(logits.index_select(0, rows).float(), [params[i] for i in drawn], uniform)
+        # What is drawn from a row without numbers may lie outside the vocabulary, and the next step looks it up.
+        tokens = tokens.index_copy(0, rows, values.clamp_(max=logits.shape[-1] - 1))
+    return tokens, ~top.values.isfinite()
 
 
 def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float64]:

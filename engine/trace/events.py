@@ -67,6 +67,8 @@ class Phase(enum.IntEnum):
     """The one token sampled before."""
     RECOMPUTE = 2
     """Tokens that were computed once and lost to a preemption."""
+    OVERRUN = 3
+    """Computed in vain: scheduled before it was known that the request had ended; its token is thrown away."""
 
 
 class DecisionKind(enum.IntEnum):
@@ -163,6 +165,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
         provenance: `measured` on a real engine, `simulated` without a model, or `inferred` from outside; shown as a
             badge.
         policy: `paged`, or the older way that was run instead: `contiguous`, `static`.
+        async_scheduling: Whether the next step is scheduled while one is computed: a step's decisions and allocations
+            are then mostly about the next one's batch.
         started_at: Unix time in seconds.
     """
 
@@ -183,6 +187,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
     max_model_len: int
     preemption: str
     policy: str = "paged"
+    async_scheduling: bool = False
     started_at: float
 
 
@@ -271,7 +276,7 @@ class StepTrace(msgspec.Struct, frozen=True, tag="step", array_like=True):
         sample_ns: Choosing the tokens.
         update_ns: Bookkeeping after it, detokenising included.
         batch: Who was in it; empty when only aborts or refusals happened. Of a forward that failed, each with
-            num_scheduled 0.
+            num_scheduled 0; likewise where it was thrown away, because it went on from one that failed.
         ops: Block operations in order (`BlockOp` rows).
     """
 

@@ -43,6 +43,7 @@ MAX_TEXT = 4096
 
 _LAST_PHASE = int(max(Phase))
 _RECOMPUTE = int(Phase.RECOMPUTE)
+_OVERRUN = int(Phase.OVERRUN)
 
 
 class PoolState(BlockFold):
@@ -220,6 +221,8 @@ class PoolState(BlockFold):
         index = self.step
         running = RequestStatus.RUNNING
         for number, phase, before, scheduled in step.batch:
+            if phase == _OVERRUN:
+                continue  # it has ended, and may be forgotten: nothing comes of it
             request = requests.get(number)
             if request is None:
                 self._violate("request", -1, f"request {number} is in the batch, but never arrived")

@@ -124,6 +124,16 @@ def run_command(
             rich_help_panel=_ENGINE,
         ),
     ] = False,
+    async_scheduling: Annotated[
+        bool | None,
+        typer.Option(
+            "--async-scheduling/--no-async-scheduling",
+            help="Schedule the next step while the device computes one. (default: off, until it has been measured on a "
+            "card)",
+            show_default=False,
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
     policy: Annotated[
         PolicyName,
         typer.Option(
@@ -257,6 +267,7 @@ def run_command(
             max_prefill_chunk=max_prefill_chunk,
             max_model_len=_model_len(model, max_model_len),
             policy=policy.value,
+            async_scheduling=async_scheduling,
         ),
         seed=seed,
     )

@@ -156,10 +156,11 @@ def _draw_heading(view: View, first: int, stop: int, label: int, width: int) -> 
 
 def _draw_legend(view: View, label: int, width: int) -> Strip:
     palette, glyphs = view.palette, mark_row(view.glyphs)
-    roomy = sum(len(word) + 4 for _, word in _LEGEND) < width
+    legend = (*_LEGEND, (Mark.OVERRUN, "overrun")) if view.state.header.async_scheduling else _LEGEND
+    roomy = sum(len(word) + 4 for _, word in legend) < width
     joint = " " if roomy else "=" if view.glyphs.ascii else ""
     line = Line(width, palette.blank).gap(label + 1 if width > 80 + label else 1)
-    for mark, word in _LEGEND:
+    for mark, word in legend:
         if line.room < len(word) + 3:
             break
         line.add(glyphs[mark], palette.text).add(joint, palette.muted).add(word, palette.muted).gap(1 + roomy)

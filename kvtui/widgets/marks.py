@@ -39,7 +39,7 @@ def mark_row(glyphs: Glyphs) -> str:
     """The glyphs of all marks, in the order of their codes."""
     end, bad, redone, aborted = ("|", "!", "X", "/") if glyphs.ascii else ("▌", "!", "◈", "/")
     running = glyphs.prefill + glyphs.decode + glyphs.recompute
-    return " " + glyphs.dot + running + glyphs.evicted + end + bad + redone + aborted
+    return " " + glyphs.dot + running + glyphs.evicted + end + bad + redone + aborted + "~"
 
 
 def mark_of(request: RequestState) -> Mark:

@@ -22,6 +22,12 @@ QUEUE = 64
 """Blocks at the head of the free queue that are listed."""
 _LISTED = 16
 """Decisions of one kind that are listed."""
+_WORDS_OF_PHASE = (
+    (Phase.PREFILL, "prefill"),
+    (Phase.DECODE, "decode"),
+    (Phase.RECOMPUTE, "recompute"),
+    (Phase.OVERRUN, "overrun"),
+)
 
 
 def step_rows(view: View, width: int, *, brief: bool = False) -> list[Row]:
@@ -76,11 +82,7 @@ def _budgets(view: View, step: StepTrace, separator: Span) -> list[Span]:
     running = max(counters.running, len(step.batch))
     places_look = "warning" if running >= header.max_num_seqs else "text"
     spans: list[Span] = [(f"step {step.index:,}", "strong"), separator]
-    counts = [
-        f"{count} {word}"
-        for phase, word in ((Phase.PREFILL, "prefill"), (Phase.DECODE, "decode"), (Phase.RECOMPUTE, "recompute"))
-        if (count := phases.count(phase))
-    ]
+    counts = [f"{count} {word}" for phase, word in _WORDS_OF_PHASE if (count := phases.count(phase))]
     spans.extend([(", ".join(counts) or "nobody in its batch", "text"), separator])
     spans.extend([(f"{scheduled:,}/{header.max_num_batched_tokens:,}", tokens_look), (" tokens", "muted"), separator])
     spans.extend([(f"{running:,}/{header.max_num_seqs:,}", places_look), (" places", "muted"), separator])

@@ -19,10 +19,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.engine import PagedEngine
+from engine.overlap import engine_for
 from engine.request import FinishReason, RequestOutput, RequestStatus, SamplingParams
 from engine.runner import RunnerError
 from engine.simulated import SimulatedCodec, SimulatedRunner
-from engine.trace.events import Header, RequestArrived, StepTrace, TraceMessage
+from engine.trace.events import DecisionKind, Header, RequestArrived, StepTrace, TraceMessage
 from engine.trace.invariants import check
 from engine.trace.state import PoolState
 
@@ -118,6 +119,7 @@ class Schedules(RuleBasedStateMachine):
         num_cpu_blocks=st.sampled_from([0, 0, 1, 3, 8, 24]),
         preemption=st.sampled_from(["swap", "swap", "recompute", "auto"]),
         window=st.sampled_from([0, 0, 0, 2, 5, 16]),
+        async_scheduling=st.booleans(),
     )
     def start(
         self,
@@ -131,16 +133,22 @@ class Schedules(RuleBasedStateMachine):
         num_cpu_blocks: int,
         preemption: Preemption,
         window: int,
+        async_scheduling: bool,
     ) -> None:
         self.config = EngineConfig(
             cache=CacheConfig(block_size, num_blocks, prefix_caching, num_cpu_blocks),
             scheduler=SchedulerConfig(
-                max_num_seqs, budget, chunk, max_model_len, preemption if num_cpu_blocks else "recompute"
+                max_num_seqs,
+                budget,
+                chunk,
+                max_model_len,
+                preemption if num_cpu_blocks else "recompute",
+                async_scheduling=async_scheduling,
             ),
         )
         self.window = window
         self.runner = FlakyRunner(self.config, eos_rate=EOS_RATE, sliding_window=window)
-        self.engine = PagedEngine(self.config, self.runner, SimulatedCodec())
+        self.engine = engine_for(self.config, self.runner, SimulatedCodec())
         self.state: PoolState | None = None
         self.engine.add_sink(self.follow)
         self.asked: dict[int, tuple[tuple[int, ...], SamplingParams]] = {}
@@ -151,6 +159,7 @@ class Schedules(RuleBasedStateMachine):
         self.forked: set[int] = set()
         self.choices: set[int] = set()
         self.unborn: dict[int, int] = {}
+        self.unserved: set[int] = set()
 
     # ------------------------------------------------------------ what may happen
 
@@ -224,6 +233,10 @@ class Schedules(RuleBasedStateMachine):
         assert len(set(members)) == len(members)
         assert self.in_order(members)
         self.state.apply(message)
+        self.unserved |= {
+            d.request for d in message.decisions if d.kind in (DecisionKind.ADMITTED, DecisionKind.RESUMED)
+        }
+        self.unserved -= {member.request for member in message.batch if member.num_scheduled}
 
     def in_order(self, requests: list[int]) -> bool:
         """Whether they came in this order; forks take part from when they are made."""
@@ -310,7 +323,8 @@ class Schedules(RuleBasedStateMachine):
         if scheduler.kv.cpu is not None:
             assert state.cpu_used == scheduler.kv.cpu.num_used
         for number, request in scheduler.running.items():
-            if scheduler.kv.window and not request.forks and request.num_computed_tokens:
+            served = request.num_computed_tokens > 0 and number not in self.unserved
+            if scheduler.kv.window and not request.forks and served:
                 behind = (request.num_computed_tokens - scheduler.kv.window + 1) // self.config.cache.block_size
                 kept = [place for place, block in enumerate(state.requests[number].table) if block >= 0]
                 assert kept[0] >= min(behind, len(state.requests[number].table) - 1) or number in self.forked

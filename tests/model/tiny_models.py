@@ -19,8 +19,8 @@ from transformers import (
 
 from engine.attention.choice import choose_attention
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from engine.engine import PagedEngine
 from engine.model.load import make_runner
+from engine.overlap import engine_for
 from engine.request import RequestOutput, SamplingParams
 from engine.simulated import SimulatedCodec
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from engine.config import KVDType, Preemption, Weights
+    from engine.engine import PagedEngine
     from engine.runner import TextCodec
 
 # Two threads that wait for each other at every small operation are slower than one, and far slower on a busy machine.
@@ -122,6 +123,7 @@ def engine_over(
     preemption: Preemption = "recompute",
     weights: Weights = "auto",
     kv_dtype: KVDType = "auto",
+    async_scheduling: bool = False,
 ) -> PagedEngine:
     """An engine over a model and a cache that holds NaN wherever nothing was written."""
     config = EngineConfig(
@@ -133,6 +135,7 @@ def engine_over(
             max_prefill_chunk=chunk,
             max_model_len=256,
             preemption=preemption,
+            async_scheduling=async_scheduling,
         ),
         seed=seed,
     )
@@ -145,7 +148,7 @@ def engine_over(
         fuse=fuse,
         poison=True,
     )
-    return PagedEngine(config, runner, codec or SimulatedCodec())
+    return engine_for(config, runner, codec or SimulatedCodec())
 
 
 class Results:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 import pytest
 from panel_session import PALETTE, Session, busy_session, lines, shown
 
@@ -47,6 +48,14 @@ async def test_the_legend_names_every_glyph():
         legend = lines(panel)[-1]
         for glyph, word in zip("▒▪◇·×▌!/◈", words, strict=True):
             assert f"{glyph} {word}" in legend
+
+
+async def test_the_legend_names_overruns_where_there_can_be_any():
+    session = busy_session()
+    panel = BatchTimeline()
+    session.state.header = msgspec.structs.replace(session.state.header, async_scheduling=True)
+    async with shown(panel, session.view(), 130, 20):
+        assert "~ overrun" in lines(panel)[-1]
 
 
 async def test_a_row_has_the_hue_of_its_request_and_steps_back_when_another_is_selected():
