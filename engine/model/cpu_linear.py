@@ -53,15 +53,15 @@ def exact_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Proj
     """
     codes = block_codes(weight)
     if codes is not None:
-        return _Linear(pack_codes(codes), codes.bits, *weight.shape, bias)
+        return _Linear(pack_codes(codes), codes.bits, weight, bias)
     if is_bfloat16(weight):
-        return _Linear(pack_bfloat16(weight), 16, *weight.shape, bias)
+        return _Linear(pack_bfloat16(weight), 16, weight, bias)
     return None
 
 
 def bfloat16_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Projection:
     """A linear layer with weights rounded to bfloat16, computed in float32; arguments as above."""
-    return exact_linear(weight, bias) or _Linear(pack_bfloat16(weight), 16, *weight.shape, bias)
+    return exact_linear(weight, bias) or _Linear(pack_bfloat16(weight), 16, weight, bias)
 
 
 def pack_codes(codes: BlockCodes) -> torch.Tensor:
@@ -73,7 +73,7 @@ def pack_codes(codes: BlockCodes) -> torch.Tensor:
     parts = [_bytes(_panels(codes.scales[..., None]).squeeze(-1))]
     if codes.minima is not None:
         parts.append(_bytes(_panels(codes.minima[..., None]).squeeze(-1)))
-    numbers = _panels(codes.codes.unflatten(1, (-1, BLOCK)))
+    numbers = _panels(_blocks(codes.codes))
     if codes.bits == 4:
         lower, upper = _halves(numbers)
         numbers = lower | (upper << 4)
@@ -85,8 +85,12 @@ def pack_bfloat16(weight: torch.Tensor) -> torch.Tensor:
     """Weights as bfloat16 in the worker's layout: int32 `[panels, blocks, words of a block]`."""
     rest = -weight.shape[1] % BLOCK
     padded = torch.nn.functional.pad(weight.bfloat16(), (0, rest))
-    lower, upper = _halves(_panels(padded.view(torch.int16).unflatten(1, (-1, BLOCK))).int())
+    lower, upper = _halves(_panels(_blocks(padded.view(torch.int16))).int())
     return ((lower & 0xFFFF) | (upper << 16)).flatten(2).contiguous()
+
+
+def _blocks(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(len(tensor), -1, BLOCK)
 
 
 def _panels(tensor: torch.Tensor) -> torch.Tensor:
@@ -94,12 +98,12 @@ def _panels(tensor: torch.Tensor) -> torch.Tensor:
     rest = -len(tensor) % PANEL
     if rest:
         tensor = torch.cat((tensor, tensor.new_zeros(rest, *tensor.shape[1:])))
-    return tensor.unflatten(0, (-1, PANEL)).permute(0, 2, 3, 1)
+    return tensor.reshape(-1, PANEL, *tensor.shape[1:]).permute(0, 2, 3, 1)
 
 
 def _halves(panels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Of each two vectors of a panel the first and the second."""
-    lower, upper = panels.unflatten(-1, (VECTORS // 2, 2, LANES)).unbind(-2)
+    lower, upper = panels.reshape(*panels.shape[:-1], VECTORS // 2, 2, LANES).unbind(-2)
     return lower.flatten(-2), upper.flatten(-2)
 
 
@@ -135,15 +139,12 @@ _workspace = _Workspace()
 
 
 class _Linear:
-    def __init__(
-        self, packed: torch.Tensor, bits: int, num_outputs: int, num_inputs: int, bias: torch.Tensor | None
-    ) -> None:
+    def __init__(self, packed: torch.Tensor, bits: int, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._packed = packed
-        self._num_outputs, self._num_inputs = num_outputs, num_inputs
+        self._num_outputs, self._num_inputs = weight.shape
         self._bias = None if bias is None else bias.float()
         self._block_bytes = packed.shape[2] * packed.element_size()
         self._compiled = _worker(bits)
-        self._launchers: dict[int, object] = {}
         self._launch = functools.cache(functools.partial(cpu_threads.launcher, self._compiled.address))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -40,7 +40,7 @@ class BlockCodes:
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
         """Rows of the matrix, float32 `[*index.shape, in]`."""
-        codes = self.codes[index].unflatten(-1, (-1, BLOCK)).float()
+        codes = self.codes[index].reshape(*index.shape, -1, BLOCK).float()
         values = codes.mul_(self.scales[index].float()[..., None])
         if self.minima is not None:
             values.add_(self.minima[index].float()[..., None])
@@ -60,7 +60,7 @@ def block_codes(weight: torch.Tensor) -> BlockCodes | None:
         if find(weight[:8]) is None:
             continue
         parts = []
-        for rows in weight.split(_ROWS_AT_ONCE):
+        for rows in torch.split(weight, _ROWS_AT_ONCE):
             part = find(rows)
             if part is None:
                 break
@@ -74,7 +74,7 @@ def block_codes(weight: torch.Tensor) -> BlockCodes | None:
 
 def is_bfloat16(weight: torch.Tensor) -> bool:
     """Whether bfloat16 holds every element exactly."""
-    return all(bool((rows.bfloat16().float() == rows).all()) for rows in weight.split(_ROWS_AT_ONCE))
+    return all(bool((rows.bfloat16().float() == rows).all()) for rows in torch.split(weight, _ROWS_AT_ONCE))
 
 
 _Codes = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -82,7 +82,7 @@ _Codes = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 def _four_bits(weight: torch.Tensor) -> _Codes | None:
     """As ggml's Q4_1 has them: the smallest value of a block is its minimum, the largest has the code 15."""
-    blocks = weight.unflatten(1, (-1, BLOCK))
+    blocks = weight.reshape(len(weight), -1, BLOCK)
     lowest, highest = blocks.amin(2), blocks.amax(2)
     minima = lowest.half()
     found = _fit(blocks.flatten(0, 1), minima.float().flatten(), (highest - lowest).flatten(), 15, 0)
@@ -94,7 +94,7 @@ def _four_bits(weight: torch.Tensor) -> _Codes | None:
 
 def _eight_bits(weight: torch.Tensor) -> _Codes | None:
     """As ggml's Q8_0 has them: the largest magnitude of a block has the code 127."""
-    blocks = weight.unflatten(1, (-1, BLOCK))
+    blocks = weight.reshape(len(weight), -1, BLOCK)
     largest = blocks.abs().amax(2)
     found = _fit(blocks.flatten(0, 1), torch.zeros(largest.numel()), largest.flatten(), 127, -127)
     if found is None:

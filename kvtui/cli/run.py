@@ -109,7 +109,7 @@ def run_command(
     weights: Annotated[
         WeightsName,
         typer.Option(
-            help="Of linear layers: the fewest bytes that lose nothing, all, rounded to bf16, or int8 (inputs as well).",
+            help="Of linear layers: the fewest bytes that lose nothing, all, rounded to bf16, or int8 (inputs too).",
             rich_help_panel=_ENGINE,
         ),
     ] = WeightsName.auto,
