@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.config import ConfigError
+from engine.sizes import in_bytes
 from engine.trace.events import Op
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class KVCache:
             try:
                 self.host, self.host_scales = self._allocate(num_cpu_blocks, pin_memory=device.type == "cuda")
             except (RuntimeError, MemoryError) as error:
-                size = f"{num_cpu_blocks} blocks of {_size(self.block_bytes)}"
+                size = f"{num_cpu_blocks} blocks of {in_bytes(self.block_bytes)}"
                 raise ConfigError(f"the CPU pool does not fit into memory: {size}; use fewer (--cpu-blocks)") from error
         if poison:
             _poison(self.data, self.scales)
@@ -205,12 +206,12 @@ class KVCache:
             raise ConfigError(self._too_large(free))
 
     def _too_large(self, free: int | None) -> str:
-        size = f"{self.num_blocks} blocks of {_size(self.block_bytes)} take {_size(self.num_bytes)}"
+        size = f"{self.num_blocks} blocks of {in_bytes(self.block_bytes)} take {in_bytes(self.num_bytes)}"
         if free is None:
             return f"the KV cache does not fit on {self.device}: {size}; use fewer (--num-blocks)"
         fit = int(free * _HEADROOM) // self.block_bytes
         advice = f"use at most {fit} (--num-blocks)" if fit else "use smaller blocks (--block-size) or a smaller model"
-        return f"the KV cache does not fit on {self.device}: {size}, {_size(free)} are free; {advice}"
+        return f"the KV cache does not fit on {self.device}: {size}, {in_bytes(free)} are free; {advice}"
 
 
 def _parts(data: torch.Tensor, scales: torch.Tensor | None) -> Iterator[torch.Tensor]:
@@ -273,12 +274,3 @@ def _cgroup_available() -> int | None:
         return max(0, int(limit) - used + cached)
     except (OSError, ValueError):
         return None
-
-
-def _size(num_bytes: int) -> str:
-    size = float(num_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:,.1f} TiB"

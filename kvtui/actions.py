@@ -27,10 +27,12 @@ class Actions(TimeActions):
     Attributes:
         remapped: Id of an action to the user's own keys for it.
         own_keys: The same by the action itself, as the keys are shown.
+        marks_next: Whether the blocks that are taken next are marked in the grid.
     """
 
     remapped: Mapping[str, str] = MappingProxyType({})
     own_keys: Mapping[str, str] = MappingProxyType({})
+    marks_next: bool
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit", "Quit", id="app.quit"),
@@ -52,19 +54,19 @@ class Actions(TimeActions):
         Binding("slash", "find", "Find a request or a block", id="app.find"),
         Binding("enter", "inspect", "Inspect", id="app.inspect"),
         Binding("escape", "deselect", "Back from the inspector, or select nothing", id="app.deselect"),
-        Binding("h,j,k", "pick_block", "Pick a block", show=False, id="app.pick-block"),
+        Binding("h,l", "pick_block", "Pick a block", show=False, id="app.pick-block"),
         Binding("plus,equals_sign", "grid_zoom(-1)", "Blocks: zoom in", id="app.zoom-in"),
         Binding("minus", "grid_zoom(1)", "Blocks: zoom out", id="app.zoom-out"),
         Binding("0", "grid_whole", "Blocks: the whole pool", id="app.whole-pool"),
         Binding("o", "grid_order", "Blocks: order by address, owner or last use", id="app.order"),
         Binding("p", "grid_pixels", "Blocks: two pixels a cell, where a cell is many blocks", id="app.pixels"),
+        Binding("e", "mark_next", "Blocks: mark those that are taken, or evicted, next", id="app.mark-next"),
         Binding("n", "next_block(1)", "Next block of the selected request", id="app.next-block"),
         Binding("N", "next_block(-1)", "Previous block of the selected request", id="app.previous-block"),
         Binding("v", "inspector_page", "Inspector: another page", id="app.inspector-page"),
         Binding("y", "copy", "Copy what the inspector shows", id="app.copy"),
         Binding("t", "next_theme", "Next theme", id="app.theme"),
         Binding("s", "save_picture", "Save what is shown as an SVG picture", id="app.picture"),
-        Binding("l", "panel(6)", "Log", id="app.log-letter"),
         Binding("question_mark,f1", "help", "Help", id="app.help"),
     ]
 
@@ -75,6 +77,10 @@ class Actions(TimeActions):
 
     def leave(self, code: int, reason: str | None = None) -> None:
         """End with an exit code."""
+        raise NotImplementedError
+
+    def draw(self) -> None:
+        """Show the present moment."""
         raise NotImplementedError
 
     def select(self, request: int | None, block: int | None) -> None:
@@ -187,6 +193,17 @@ class Actions(TimeActions):
         """Draw pixels where a cell stands for many blocks, or glyphs again."""
         self._say(self.main.grid.toggle_pixels())
 
+    def action_mark_next(self) -> None:
+        """Mark the blocks at the head of the free queue, or mark them no more."""
+        if self.source.header.policy != "paged":
+            self._say("only a paged engine takes blocks from a queue")
+            return
+        self.marks_next = not self.marks_next
+        glyphs = self.glyphs
+        words = f"{glyphs.next_free} is taken next, {glyphs.next_cached} is taken and loses its cached content"
+        self._say(words if self.marks_next else "the blocks that are taken next are not marked any more")
+        self.draw()
+
     def action_next_block(self, by: int) -> None:
         """Select the next block of the selected request, in the order of its table."""
         request = self.selected_request
@@ -220,7 +237,7 @@ class Actions(TimeActions):
 
     def action_help(self) -> None:
         """Explain the screen."""
-        from kvtui.screens.help import HelpScreen
+        from kvtui.screens.help import HelpScreen, help_keys, help_text
 
         own = [
             (shown_keys(self.remapped[binding.id]), binding.description)
@@ -228,7 +245,8 @@ class Actions(TimeActions):
             if isinstance(binding, Binding) and binding.id is not None and binding.id in self.remapped
         ]
         block_size, panel = self.source.header.block_size, self.main.panel_in_focus
-        self.push_screen(HelpScreen(self.palette, self.glyphs, block_size, panel, own))
+        text = help_text(self.palette, self.glyphs, block_size, panel)
+        self.push_screen(HelpScreen(text, help_keys(self.palette, self.glyphs, own), self.palette, self.glyphs))
 
     def action_inspector_page(self) -> None:
         """Show another page of the inspector."""

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from engine.request import FinishReason
+from engine.sizes import counted
 from engine.trace.bottleneck import SETTINGS, Limit, limits_of
 from engine.trace.events import Reason
-from kvtui.sizes import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -180,6 +180,23 @@ def advice_words(advice: Advice, name_of: Callable[[int], str] | None = None, la
         f"{what} {share}; {setting}",
         f"{what}: {setting}",
         what,
+    ]
+
+
+def advice_brief(advice: Advice) -> list[str]:
+    """The limit and its setting in a few words, the longest form first; none where nothing is to be moved."""
+    limit, setting = advice.limit, SETTINGS.get(advice.limit, "")
+    refused = limit == Limit.BLOCKS and advice.never_fit[0] > advice.held
+    if limit == Limit.NOTHING or (advice.held < HARDLY * advice.steps and not refused):
+        return []
+    if limit == Limit.BATCH:
+        return ["held up by the static batch: --policy paged", "held up by the static batch"]
+    what = {Limit.BLOCKS: "blocks", Limit.SEQUENCES: "places", Limit.TOKENS: "tokens a step"}[limit]
+    return [
+        f"held up by {what}: raise {setting} (now {advice.value:,})",
+        f"held up by {what}: raise {setting}",
+        f"held up by {what}: {setting}",
+        f"held up by {what}",
     ]
 
 

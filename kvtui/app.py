@@ -50,6 +50,9 @@ _COLLECT_AFTER = 20_000
 _MARKS_SECONDS = 0.02
 """How long a tick looks for the marks of a recording that did not bring them along."""
 
+NEXT_BLOCKS = 8
+"""Blocks at the head of the free queue that are marked."""
+
 STUCK_SECONDS = 0.8
 """How long a quit waits for the engine to come out of a step."""
 
@@ -102,6 +105,7 @@ class KvtuiApp(Actions):
         self._selected_request: int | None = None
         self._selected_block: int | None = None
         self._selected_prefix: Prefix | None = None
+        self.marks_next = False
         self._generation = source.generation if source.position < 0 else -1
         """Of the last picture; one that begins in the middle of a trace has the steps before it to read."""
         self._pace = Pace(frame_rate=settings.frame_rate) if settings and settings.frame_rate else Pace()
@@ -198,7 +202,7 @@ class KvtuiApp(Actions):
         if source.marks.known < 1 and source.marks.look(_MARKS_SECONDS):
             self._changed = True
         # What a change lit up has to be put out again, also when nothing else happens.
-        unfinished = self.main.behind or (self.main.grid.flashing and not source.paused)
+        unfinished = self.main.behind or (self.main.flashing and not source.paused)
         if steps or self._changed or self._reset:
             self._pace.drew()
             self.draw(steps)
@@ -293,6 +297,7 @@ class KvtuiApp(Actions):
             selected_block=self._selected_block,
             selected_prefix=self._selected_prefix.key if self._selected_prefix is not None else None,
             selected_blocks=self._selected_prefix.blocks_in(state) if self._selected_prefix is not None else (),
+            next_blocks=tuple(state.free_queue(NEXT_BLOCKS).tolist()) if self.marks_next else (),
             running=frozenset(member[0] for member in last.batch) if last is not None else frozenset(),
             listen_url=self.listen_url,
             names=self.names,

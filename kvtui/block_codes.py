@@ -29,6 +29,8 @@ SHARED = 11
 MANY = 19
 """More than nine."""
 EVICTED, SWAPPED = 20, 21
+NEXT_FREE, NEXT_CACHED = 22, 23
+"""Among those that are taken next: free, and cached, so that its content is evicted then."""
 GLYPH_MASK = 31
 
 HUE_SHIFT = 5
@@ -60,12 +62,16 @@ class Emphasis(NamedTuple):
         selected: Cells with blocks of the selected request or prefix, or None where none is selected.
         selected_hue: The request's place in the cycle; OWN_HUES lights the cells in the hues that they have.
         cursor: The cell of the selected block, or -1 where it is out of sight.
+        next_free: Cells with free blocks that are taken next; None where these are not marked.
+        next_cached: Cells with cached blocks that are taken next.
     """
 
     flash: NDArray[np.uint8] | None = None
     selected: NDArray[np.int64] | None = None
     selected_hue: int = 0
     cursor: int = -1
+    next_free: NDArray[np.int64] | None = None
+    next_cached: NDArray[np.int64] | None = None
 
 
 def block_codes(
@@ -118,6 +124,9 @@ def _emphasised(codes: NDArray[np.uint16], used: NDArray[np.bool_], emphasis: Em
         else:
             codes[chosen] &= np.uint16(UNIT_MASK & ~DIMMED & ~(HUE_MASK << HUE_SHIFT))
             codes[chosen] |= np.uint16((emphasis.selected_hue + 1) << HUE_SHIFT)
+    for cells, glyph in ((emphasis.next_free, NEXT_FREE), (emphasis.next_cached, NEXT_CACHED)):
+        if cells is not None:
+            codes[cells] = (codes[cells] & np.uint16(UNIT_MASK & ~GLYPH_MASK)) | np.uint16(glyph)
     if emphasis.flash is not None:
         lit = np.flatnonzero(emphasis.flash)
         kinds = emphasis.flash[lit]

@@ -55,6 +55,10 @@ class BlockLook:
             text, style = " " if second else glyphs.free, palette.faint
         elif glyph == bc.CACHED:
             text, style = glyphs.cached, palette.cached
+        elif glyph == bc.NEXT_FREE:
+            text, style = " " if second else glyphs.next_free, palette.accent
+        elif glyph == bc.NEXT_CACHED:
+            text, style = glyphs.next_cached, palette.warning
         elif glyph == bc.EVICTED:
             text, style = glyphs.evicted, palette.warning
         elif glyph == bc.SWAPPED:
@@ -92,8 +96,10 @@ class BlockLook:
             return palette.text
         if glyph == bc.BLANK:
             return palette.shade(palette.faint, 0.0)
-        if glyph in (bc.EVICTED, bc.SWAPPED):
+        if glyph in (bc.EVICTED, bc.SWAPPED, bc.NEXT_CACHED):
             return palette.warning
+        if glyph == bc.NEXT_FREE:
+            return palette.accent
         if glyph == bc.FREE:
             style = palette.shade(palette.faint, 0.35)
         elif glyph == bc.CACHED:

@@ -43,6 +43,20 @@ class Window(NamedTuple):
         return np.arange(self.first, self.stop) * self.layout.level.pitch - self.top
 
 
+def _among(emphasis: bc.Emphasis, cells: NDArray[np.int64]) -> bc.Emphasis:
+    """What stands out among some of the cells in sight, counted along these."""
+
+    def along(marked: NDArray[np.int64] | None) -> NDArray[np.int64] | None:
+        return None if marked is None else np.flatnonzero(np.isin(cells, marked))
+
+    at = np.flatnonzero(cells == emphasis.cursor)
+    return emphasis._replace(
+        cursor=int(at[0]) if emphasis.cursor >= 0 and len(at) else -1,
+        next_free=along(emphasis.next_free),
+        next_cached=along(emphasis.next_cached),
+    )
+
+
 def _moved(cells: slice | NDArray[np.int64], by: int) -> slice | NDArray[np.int64]:
     """Cells counted from another one."""
     return slice(cells.start + by, cells.stop + by) if isinstance(cells, slice) else cells + by
@@ -89,9 +103,7 @@ class Sight:
         cells: slice | NDArray[np.int64] = slice(0, stop - start)
         if dirty is not None and emphasis.selected is None:
             cells = self._cells_in_sight(dirty, window)
-            if emphasis.cursor >= 0:
-                at = np.flatnonzero(cells == emphasis.cursor)
-                emphasis = emphasis._replace(cursor=int(at[0]) if len(at) else -1)
+            emphasis = _among(emphasis, cells)
         else:
             self._units = np.zeros(stop - start, dtype=np.uint16)
         self._units[cells] = self._codes(view, window, flash, cells, emphasis)
@@ -140,12 +152,18 @@ class Sight:
         elif view.selected_prefix is not None:
             cells = order.places_of(np.array(view.selected_blocks, dtype=np.int64)) // blocks - start
             selected = cells[(cells >= 0) & (cells < stop - start)]
+        free = cached = None
+        if view.next_blocks:
+            taken_next = np.array(view.next_blocks, dtype=np.int64)
+            keyed = view.state.key[taken_next] != 0
+            free = self._cells_in_sight(taken_next[~keyed], window)
+            cached = self._cells_in_sight(taken_next[keyed], window)
         cursor = -1
         if view.selected_block is not None and view.selected_block < view.state.header.num_blocks:
             cell = order.place(view.selected_block) // blocks
             cursor = cell - start if start <= cell < stop else -1
         hue = bc.OWN_HUES if view.selected_request is None else view.selected_request % len(view.palette.hues)
-        return bc.Emphasis(None, selected, hue, cursor)
+        return bc.Emphasis(None, selected, hue, cursor, free, cached)
 
     def addresses(self, view: View, window: Window) -> list[tuple[str, bool]]:
         """What stands before each row in sight, and whether the cursor is in the row."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.request import RequestStatus
-from kvtui.sizes import in_bytes
+from engine.sizes import in_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,13 +72,12 @@ def formulas_of(state: PoolState, history: History, waste: Waste) -> list[Formul
     header = state.header
     holders = [r for r in state.requests.values() if r.table and not RequestStatus(r.status).is_finished]
     lengths = [r.num_held(header.block_size) for r in holders]
-    longest = [max(r.num_computed, min(r.num_prompt_tokens + r.max_tokens, header.max_model_len)) for r in holders]
     return [
         _cache_bytes(header, lengths),
         _block_bytes(header, waste),
         _blocks(header, lengths, waste),
         _utilisation(header, waste),
-        _fragmentation(lengths, longest),
+        _fragmentation(waste),
         _average_batch(history),
         _throughput(history),
         _speed_up(history),
@@ -145,14 +144,15 @@ def _utilisation(header: Header, waste: Waste) -> Formula:
     )
 
 
-def _fragmentation(lengths: list[int], longest: list[int]) -> Formula:
-    total, most = sum(lengths), sum(longest)
+def _fragmentation(waste: Waste) -> Formula:
+    most = waste.reserved_slots
     return Formula(
         "fragmentation",
-        "1 − ΣS_i/ΣS_i^max",
-        f"1 − {total:,}/{most:,}" if most else "",
-        f"{1 - total / most:.1%}" if most else "0%",
-        "what would lie idle, had each reserved memory for S_i^max = min(prompt + max_tokens, max_model_len)",
+        "1 − used/ΣS_i^max",
+        f"1 − {waste.held_tokens:,}/{most:,}" if most else "",
+        f"{waste.reserved_waste:.1%}" if most else "0%",
+        "empty, or copies of what is stored once here, had each reserved S_i^max = min(prompt + max_tokens, "
+        "max_model_len) for itself",
     )
 
 

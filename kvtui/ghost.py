@@ -8,7 +8,10 @@ same moment, and the ghost never falls behind.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from engine.baselines.first_fit import Holes
 from engine.baselines.reservation import Fragmentation
@@ -169,6 +172,16 @@ class Ghost:
             free=self.header.num_blocks - reserved,
             largest_hole=self.holes.largest,
         )
+
+    def copies(self, state: PoolState) -> int:
+        """Slots of the pieces that would hold once more what another piece holds: what the trace's blocks share."""
+        if not state.shared:
+            return 0
+        tables = [state.table(number) for number in self.pieces if number in state.requests]
+        places = np.fromiter(chain.from_iterable(tables), np.int64)
+        places = places[places >= 0]
+        once = np.unique(places)
+        return int(state.filled[places].sum() - state.filled[once].sum())
 
     @property
     def head(self) -> int | None:

@@ -17,6 +17,8 @@ class Glyphs:
 
     Attributes:
         levels: From nearly empty to full; `level` picks one.
+        next_free: A free block that is taken next.
+        next_cached: A cached one: its content is evicted then.
         trace: On the pool's chart: something cached, less than half a cell of it.
         marked: A block in use under the cursor, where a full cell would hide the cursor's background.
         many: Stands for a number above 9.
@@ -28,6 +30,8 @@ class Glyphs:
     ascii: bool
     free: str
     cached: str
+    next_free: str
+    next_cached: str
     trace: str
     levels: str
     many: str
@@ -65,6 +69,8 @@ UNICODE = Glyphs(
     ascii=False,
     free="·",
     cached="░",
+    next_free="◦",
+    next_cached="▚",
     trace="┈",
     levels="▁▂▃▄▅▆▇█",
     many="+",
@@ -97,6 +103,8 @@ ASCII = Glyphs(
     ascii=True,
     free=".",
     cached=":",
+    next_free=",",
+    next_cached=";",
     trace=".",
     levels="_-~=oO&#",
     many="+",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvtui.sizes import counted
+from engine.sizes import counted
 
 if TYPE_CHECKING:
     from engine.trace.state import PoolState, RequestState

@@ -38,6 +38,12 @@ class ThemedApp(App[None]):
         ThemeError: There is no such theme.
     """
 
+    DEFAULT_CSS = """
+    ThemedApp.-ascii Toast.-information { border-left: ascii $success; }
+    ThemedApp.-ascii Toast.-warning { border-left: ascii $warning; }
+    ThemedApp.-ascii Toast.-error { border-left: ascii $error; }
+    """
+
     def __init__(
         self,
         *,
@@ -61,6 +67,7 @@ class ThemedApp(App[None]):
         self.glyphs = choose_glyphs(ascii_only or (settings is not None and settings.ascii))
         if settings is not None:
             self.glyphs = glyphs_with(settings, self.glyphs)
+        self.set_class(self.glyphs.ascii, "-ascii")
         ScrollBar.renderer = PlainScrollBar if self.glyphs.ascii else ScrollBarRender
 
     def redraw(self) -> None:

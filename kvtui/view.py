@@ -42,6 +42,7 @@ class View:
         selected_block: None: nothing is selected.
         selected_prefix: Content key of a prefix; None: none is selected. Then no request and no block is.
         selected_blocks: The blocks that hold it: they stay lit.
+        next_blocks: The blocks that are taken next, the first one first; empty where they are not to be marked.
         running: Requests in the batch of the last step.
         listen_url: Where requests can be sent to; None where nobody listens.
         names: What the requests are called.
@@ -57,6 +58,7 @@ class View:
     selected_block: int | None = None
     selected_prefix: int | None = None
     selected_blocks: tuple[int, ...] = ()
+    next_blocks: tuple[int, ...] = ()
     running: frozenset[int] = frozenset()
     listen_url: str | None = None
     names: Names = field(default_factory=Names)
@@ -127,8 +129,8 @@ class Panel(ScrollView, can_focus=True, inherit_bindings=False):
 
     # Arrows to the sides belong to the session's time, not to the panel; so do home and end, except in a long list.
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "scroll_up", "scroll up", show=False, id="panel.up"),
-        Binding("down", "scroll_down", "scroll down", show=False, id="panel.down"),
+        Binding("up,k", "scroll_up", "scroll up", show=False, id="panel.up"),
+        Binding("down,j", "scroll_down", "scroll down", show=False, id="panel.down"),
         Binding("pageup", "page_up", "page up", show=False, id="panel.page-up"),
         Binding("pagedown", "page_down", "page down", show=False, id="panel.page-down"),
     ]

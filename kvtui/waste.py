@@ -18,10 +18,12 @@ class Waste(NamedTuple):
         used_blocks: Blocks in use.
         utilisation: S / (used_blocks x block_size).
         waste: 1 - utilisation: slots of partly filled blocks (internal fragmentation).
-        reserved_waste: 1 - sum S_i / sum S_i^max over the requests that hold blocks: what would lie idle if each had
-            reserved contiguous memory for the most it can come to, S_i^max = min(prompt + max_tokens, max_model_len).
-            This is the kind measured for earlier systems in Kwon et al., SOSP 2023 (section 3.1), and a mild form of
-            it: those often reserved max_model_len.
+        reserved_slots: Sum of S_i^max over the requests that hold blocks: what they would take if each had reserved
+            contiguous memory for the most it can come to, S_i^max = min(prompt + max_tokens, max_model_len).
+        reserved_waste: 1 - S / reserved_slots: how much of that would hold nothing, or one more copy of a token that
+            is counted in S already, since what is reserved in one piece cannot be shared. Where nothing is shared,
+            S = sum S_i, and it is what Kwon et al., SOSP 2023 (section 3.1) measured for earlier systems, in a mild
+            form: those often reserved max_model_len.
         bytes: S x kv_bytes_per_token, where that is 2 x layers x kv_heads x head_dim x bytes of one element (and of a
             quantised cache 2 x layers x kv_heads x bytes of a scale).
     """
@@ -30,6 +32,7 @@ class Waste(NamedTuple):
     used_blocks: int
     utilisation: float
     waste: float
+    reserved_slots: int
     reserved_waste: float
     bytes: int
 
@@ -39,10 +42,9 @@ def waste_of(state: PoolState) -> Waste:
     header = state.header
     used = int(state.used)
     held = state.held_slots
-    tokens = longest = 0
+    longest = 0
     for request in state.requests.values():
         if request.table and not RequestStatus(request.status).is_finished:
-            tokens += request.num_held(header.block_size)
             longest += max(
                 request.num_computed, min(request.num_prompt_tokens + request.max_tokens, header.max_model_len)
             )
@@ -52,6 +54,7 @@ def waste_of(state: PoolState) -> Waste:
         used_blocks=used,
         utilisation=utilisation,
         waste=1 - utilisation if used else 0.0,
-        reserved_waste=1 - tokens / longest if longest else 0.0,
+        reserved_slots=longest,
+        reserved_waste=max(0.0, 1 - held / longest) if longest else 0.0,
         bytes=held * header.model.kv_bytes_per_token,
     )

@@ -376,13 +376,19 @@ async def test_ascii_draws_with_ascii_alone() -> None:
     for size in ((160, 40), (80, 24)):
         live = Live(ascii_only=True)
         live.ask(4, text="字🙂é ")
-        async with live.app.run_test(size=size) as pilot:
+        async with live.app.run_test(size=size, notifications=True) as pilot:
             live.run(6)
             for key in "123456":
                 await pilot.press(key)
                 await frame(pilot)
                 for line in screen_lines(live.app):
                     assert line.isascii(), line
+            for severity in ("information", "warning", "error"):
+                live.app.notify(f"a notice, {severity}", severity=severity)
+            await pilot.pause(0.1)
+            assert "a notice, error" in text_of(live.app)
+            for line in screen_lines(live.app):
+                assert line.isascii(), line
             await pilot.press("question_mark")
             await pilot.pause()
             for line in screen_lines(live.app):

@@ -12,7 +12,7 @@ from small_trace import HEADER, arrived, step
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.request import SamplingParams
 from engine.simulated import simulated_engine
-from engine.trace.events import Phase, StepTrace
+from engine.trace.events import Op, Phase, StepTrace
 from engine.trace.state import PoolState
 from kvtui.ghost import Ghost, Piece
 
@@ -45,6 +45,17 @@ def test_a_piece_is_free_for_the_step_after_the_one_in_which_its_request_ended()
     assert told.ghost.pieces == {1: Piece(4, 4)}
     told.take(step(2))
     assert told.ghost.pieces == {1: Piece(4, 4), 2: Piece(0, 4)}
+
+
+def test_what_the_blocks_share_lies_in_the_pieces_as_copies():
+    told = Told().take(arrived(0, 6, 10), arrived(1, 6, 10))
+    ops = [(Op.ALLOCATE, 0, 0, 0), (Op.FILL, 0, 0, 4), (Op.ALLOCATE, 1, 0, 1), (Op.FILL, 1, 0, 2)]
+    told.take(step(0, [(0, Phase.PREFILL, 0, 6)], ops=ops))
+    assert told.ghost.copies(told.state) == 0
+    ops = [(Op.SHARE, 0, 1, 0), (Op.ALLOCATE, 2, 1, 1), (Op.FILL, 2, 1, 2)]
+    told.take(step(1, [(1, Phase.PREFILL, 4, 2)], ops=ops))
+    assert told.ghost.pieces.keys() == {0, 1}
+    assert told.ghost.copies(told.state) == 4
 
 
 def test_what_is_lost_inside_pieces_and_between_them_is_counted():

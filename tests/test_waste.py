@@ -32,9 +32,24 @@ def test_waste_follows_the_formulas_and_counts_a_shared_block_once():
     assert waste.used_blocks == 3
     assert waste.utilisation == pytest.approx(8 / 12)
     assert waste.waste == pytest.approx(1 - 8 / 12)
-    assert waste.reserved_waste == pytest.approx(1 - (6 + 6) / (16 + 50)), "the second is limited by max_model_len"
+    assert waste.reserved_slots == 16 + 50, "the second is limited by max_model_len"
+    assert waste.reserved_waste == pytest.approx(1 - 8 / (16 + 50)), "the four shared ones would lie there twice"
     assert waste.bytes == 8 * MODEL.kv_bytes_per_token
-    assert waste_of(PoolState(HEADER)) == (0, 0, 0.0, 0.0, 0.0, 0)
+    assert waste_of(PoolState(HEADER)) == (0, 0, 0.0, 0.0, 0, 0.0, 0)
+
+
+def test_sharing_does_not_make_reserving_look_thrifty():
+    shared, asked = range(4), range(6)
+    ops = [op for block in shared for op in ((Op.ALLOCATE, block, 0, block), (Op.FILL, block, 0, 4))]
+    ops += [(Op.SHARE, block, number, block) for number in asked[1:] for block in shared]
+    for number in asked:
+        ops += [(Op.ALLOCATE, 4 + number, number, 4), (Op.FILL, 4 + number, number, 1)]
+    batch = [(number, Phase.PREFILL, 16 if number else 0, 1 if number else 17) for number in asked]
+    arrivals = [arrived(number, prompt=17, max_tokens=1) for number in asked]
+    waste = waste_of(Trace().take(*arrivals, step(0, batch, ops=ops)).state)
+    assert (waste.held_tokens, waste.used_blocks, waste.reserved_slots) == (16 + 6, 10, 6 * 18)
+    assert waste.waste == pytest.approx(1 - 22 / 40)
+    assert waste.reserved_waste == pytest.approx(1 - 22 / 108), "not 1 - 102/108: five copies of 16 tokens are waste"
 
 
 def test_what_is_behind_a_sliding_window_is_held_no_more():

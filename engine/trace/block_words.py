@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from engine.sizes import counted
 from engine.trace.biography import Happening
 from engine.trace.events import NO_REQUEST
 
@@ -44,7 +45,7 @@ def block_words(event: BlockEvent, block_size: int, name_of: NameOf | None = Non
     if what == Happening.HASHED:
         return f"full, and hashed: its content can be found as {short_key(event.key)}"
     if what == Happening.RELEASED:
-        return f"released by {who}: {_counted(event.refs, 'reference')} left"
+        return f"released by {who}: {counted(event.refs, 'reference')} left"
     if what == Happening.CACHED:
         return f"released by {who}, nobody else holds it: cached as {short_key(event.key)}"
     if what == Happening.FREED:
@@ -52,14 +53,10 @@ def block_words(event: BlockEvent, block_size: int, name_of: NameOf | None = Non
     if what == Happening.EVICTED:
         return f"evicted: content {short_key(event.key)} was lost, {who} needed the block"
     if what == Happening.COPIED_FROM:
-        return f"copy on write: {_counted(event.number, 'slot')} copied from block {event.other}"
+        return f"copy on write: {counted(event.number, 'slot')} copied from block {event.other}"
     if what == Happening.COPIED_TO:
-        return f"copy on write: {_counted(event.number, 'slot')} copied to block {event.other}"
+        return f"copy on write: {counted(event.number, 'slot')} copied to block {event.other}"
     if what == Happening.SWAPPED_OUT:
         why = f"for {who}" if event.request != NO_REQUEST else "before its eviction"
         return f"copied to CPU block {event.other} {why}"
     return f"content of {who} brought back from CPU block {event.other}"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -18,7 +18,15 @@ DAMAGE = (DamagedError, OSError, ValueError, TypeError, KeyError, IndexError, Ov
 
 
 class RecordingError(Exception):
-    """A recording that cannot be written or read. Its text is one line: what, to which file, and what to do next."""
+    """A recording that cannot be written or read. Its text is one line: what, to which file, and what to do next.
+
+    Attributes:
+        steps: The first and the last of the steps that cannot be read, where it is only about these.
+    """
+
+    def __init__(self, message: str, steps: tuple[int, int] | None = None) -> None:
+        super().__init__(message)
+        self.steps = steps
 
 
 class Index(msgspec.Struct, frozen=True):

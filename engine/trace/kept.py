@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from engine.trace.columns import Column
+    from engine.trace.damage import Damage
     from engine.trace.events import Header
+    from engine.trace.file_format import RecordingError
     from engine.trace.state import PoolState
 
 MOST_BYTES = 64 << 20
@@ -138,6 +140,10 @@ class KeptTrace(TraceReader):
         self._tail: list[RequestArrived | StepTrace] = []
         self._tail_steps = self._tail_rows = 0
         self._steps_since_keyframe = self._bytes_since_keyframe = self._keyframe_bytes = 0
+
+    def damage(self, error: RecordingError) -> Damage | None:
+        """None: what cannot be read in memory was let go meanwhile."""
+        return None
 
     @property
     def num_steps(self) -> int:

@@ -282,16 +282,17 @@ class Layout:
         return Marks.to_be_found(self.num_steps, self)
 
     def vocabulary(self) -> Vocabulary:
-        """All entries. Those that only a damaged segment had are unknown text.
-
-        Raises:
-            DamagedError: as the other exceptions of `DAMAGE`: it cannot be read.
-        """
-        vocabulary = Vocabulary()
+        """All entries. Those that only a damaged segment had are unknown text."""
         if self._vocabulary_at is not None:
-            table = msgspec.msgpack.decode(self._attachment(self._vocabulary_at), type=VocabularyTable)
-            vocabulary.extend(0, unpack(table.ids, len(table.texts)), table.texts)
-            return vocabulary
+            try:
+                table = msgspec.msgpack.decode(self._attachment(self._vocabulary_at), type=VocabularyTable)
+                vocabulary = Vocabulary()
+                vocabulary.extend(0, unpack(table.ids, len(table.texts)), table.texts)
+            except DAMAGE:
+                pass  # The segments have it as well, each what is new in it.
+            else:
+                return vocabulary
+        vocabulary = Vocabulary()
         damaged = False
         for at in range(len(self.segments)):
             try:

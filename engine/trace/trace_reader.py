@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from engine.trace.damage import damage_of
 from engine.trace.events import RequestArrived, StepTrace
 from engine.trace.file_format import DAMAGE, RecordingError, one_line
 from engine.trace.restore import restore_requests
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from engine.trace.columns import Column
+    from engine.trace.damage import Damage
     from engine.trace.events import Header
     from engine.trace.keyframe import Keyframe
     from engine.trace.segment_reader import SegmentReader
@@ -87,9 +89,15 @@ class TraceReader:
         self._steps_read: dict[int, tuple[int, list[StepTrace]]] = {}
         """By segment: the first of the steps kept, and these."""
         self._states: dict[int, PoolState] = {}
+        self._damage: dict[tuple[int, int] | None, Damage | None] = {}
         self._vocabulary_read: Vocabulary | None = None
         self._base: PoolState | None = None
         """The state that the trace begins with, where it does not begin with an empty pool."""
+
+    @property
+    def parts(self) -> Parts:
+        """Where everything lies."""
+        return self._layout
 
     @property
     def num_steps(self) -> int:
@@ -191,9 +199,16 @@ class TraceReader:
 
     def _damaged(self, at: int, error: Exception) -> RecordingError:
         first, num_steps = self._layout.segments[at, :2].tolist()
+        last = first + num_steps - 1
         return RecordingError(
-            f"{self._name} is damaged: steps {first} to {first + num_steps - 1} cannot be read ({one_line(error)})"
+            f"{self._name} is damaged: steps {first} to {last} cannot be read ({one_line(error)})", (first, last)
         )
+
+    def damage(self, error: RecordingError) -> Damage | None:
+        """What an error that reading raised is about, as far as it says so; see `engine.trace.damage`."""
+        if error.steps not in self._damage:
+            self._damage[error.steps] = damage_of(self, error)
+        return self._damage[error.steps]
 
     # -- states --------------------------------------------------------------------------------------------------
 

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from engine.sizes import counted
 from kvtui.cli.errors import FAILED, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from engine.trace.audit import Audit
     from engine.trace.reader import Recording
     from kvtui.advisor import Advice
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
 
 NAMED_VIOLATIONS = 5
 """Broken invariants that the report for people names."""
+NAMED_RUNS = 8
+"""Runs of unreadable steps that it names."""
 
 
 def inspect_command(
@@ -44,7 +49,8 @@ def inspect_command(
     With --block N, everything that happened to a block up to the step (or the end): who took, filled, shared and
     released it, and when its content was evicted. With --request N, where a request's time went (queued, prefill,
     decode, preempted) and every decision about it with its numbers.
-    Exits 1 where an invariant is broken, naming the first one with its block and step.
+    Exits 1 where an invariant is broken, naming the first one with its block and step, and where a part of the file
+    cannot be read; the rest of it is counted all the same.
 
     Example: kvtui inspect demo.mcap --request 7
     """
@@ -117,6 +123,8 @@ def _ascii_only() -> bool:
 def _audit_json(recording: Recording, found: Audit) -> dict[str, Any]:
     import msgspec
 
+    from engine.trace.marks import MarkKind
+
     return {
         "path": str(recording.path),
         "size_bytes": recording.size,
@@ -141,6 +149,7 @@ def _audit_json(recording: Recording, found: Audit) -> dict[str, Any]:
             "finished": dict(found.finished),
             "ops": dict(found.ops),
             "decisions": dict(found.decisions),
+            "marked_steps": {kind.name.lower(): found.marked_steps[kind] for kind in MarkKind},
         },
         "bottleneck": _advice_json(recording, found),
         "invariants": {
@@ -150,12 +159,14 @@ def _audit_json(recording: Recording, found: Audit) -> dict[str, Any]:
             "violations": [violation._asdict() for violation in found.violations],
         },
         "damage": found.damage or None,
+        "unreadable_steps": [list(run) for run in found.lost],
     }
 
 
 def _audit_lines(recording: Recording, found: Audit) -> list[str]:
     from functools import partial
 
+    from engine.trace.marks import MarkKind
     from kvtui.safe_text import clean as clean_text
 
     clean = partial(clean_text, ascii_only=_ascii_only())
@@ -180,25 +191,51 @@ def _audit_lines(recording: Recording, found: Audit) -> list[str]:
         ("pool", f"{header.num_blocks:,} blocks of {header.block_size} tokens, {_kib(recording)} KiB each"),
         ("", f"prefix caching {'on' if header.prefix_caching else 'off'}, {how}"),
         ("limits", f"{limits}{chunk}, {header.max_model_len:,} tokens a request"),
-        ("steps", f"{found.num_steps:,} in {seconds:,.1f} s{'' if recording.complete else ', not closed properly'}"),
+        ("steps", _steps(recording, found)),
+    ]
+    counts = [
         ("requests", f"{found.num_requests:,}{_counted(found.finished, ': ')}"),
         ("tokens", f"{found.prompt_tokens:,} of prompts, {found.generated_tokens:,} generated{per_second}"),
         ("", f"{found.computed_tokens:,} computed, {found.prefix_hit_tokens:,} found in the prefix cache"),
         ("prefix hits", f"{found.prefix_hit_rate:.1%} of {found.prefix_queried_tokens:,} prompt tokens asked for"),
         ("peaks", f"{found.peak_used:,} blocks used, {found.peak_running:,} running, {found.peak_waiting:,} waiting"),
-        ("preemptions", f"{found.preemptions:,}"),
-        ("evictions", f"{found.evictions:,}"),
+        ("preemptions", _in_steps(found.preemptions, found.marked_steps[MarkKind.PREEMPTED])),
+        ("evictions", _in_steps(found.evictions, found.marked_steps[MarkKind.EVICTED])),
         ("regret", _regret(recording, found)),
         ("held up by", _held_up(recording, found)),
         ("operations", _counted(found.ops) or "none"),
         ("decisions", _counted(found.decisions) or "none"),
-        ("invariants", _verdict(found)),
     ]
+    if found.num_steps or not found.damage:
+        rows += counts
+    rows.append(("invariants", _verdict(found)))
     lines = [f"{name:12} {value}" for name, value in rows if value]
     lines += [f"{'':12} {clean(str(violation))}" for violation in found.violations[:NAMED_VIOLATIONS]]
-    if found.damage:
-        lines.append(f"{'damage':12} {clean(found.damage)}")
+    lines += _damage_lines(recording, found, clean)
     return lines
+
+
+def _damage_lines(recording: Recording, found: Audit, clean: Callable[[str], str]) -> list[str]:
+    """What cannot be read, and how much can."""
+    if not found.damage:
+        return []
+    lines = [f"{'damage':12} {clean(found.damage)}"]
+    more = [f"{first:,} to {last:,}" for first, last in found.lost]
+    if len(more) > 1:
+        rest = f" and {counted(len(more) - NAMED_RUNS, 'more run')}" if len(more) > NAMED_RUNS else ""
+        lines.append(f"{'':12} in all, the steps {', '.join(more[:NAMED_RUNS])}{rest}")
+    if found.num_steps:
+        lines.append(f"{'':12} all counts are of the steps that can be read")
+    return lines
+
+
+def _steps(recording: Recording, found: Audit) -> str:
+    seconds = found.duration_ns / 1e9
+    if not found.damage:
+        return f"{found.num_steps:,} in {seconds:,.1f} s{'' if recording.complete else ', not closed properly'}"
+    if not found.num_steps:
+        return f"none of {recording.num_steps:,} can be read"
+    return f"{found.num_steps:,} of {recording.num_steps:,} can be read, up to {seconds:,.1f} s"
 
 
 def _advice(recording: Recording, found: Audit) -> Advice:
@@ -240,6 +277,10 @@ def _regret(recording: Recording, found: Audit) -> str:
     return f"{blocks:,} evicted blocks computed again, {tokens:,} prompt tokens: twice the blocks would have kept them"
 
 
+def _in_steps(events: int, steps: int) -> str:
+    return f"{events:,}, in {counted(steps, 'step')}" if events else "none"
+
+
 def _kib(recording: Recording) -> str:
     header = recording.header
     return f"{header.block_size * header.model.kv_bytes_per_token / 1024:,.0f}"
@@ -253,10 +294,9 @@ def _counted(counts: dict[str, int], before: str = "") -> str:
 def _verdict(found: Audit) -> str:
     if not found.num_violations:
         if found.damage:
-            read = f"{found.num_steps:,} step{'' if found.num_steps == 1 else 's'}"
-            return (
-                f"all hold in the {read} before the damage" if found.num_steps else "not checked: no step can be read"
-            )
+            if not found.checked:
+                return "not checked: there is no step whose state is known"
+            return f"all hold in the {counted(found.checked, 'step')} whose state is known"
         if found.check_interval == 1:
             return "all hold after every step"
         return f"all hold (checked after every {found.check_interval} steps and the last)"

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kvtui.race.arrivals import Arrivals
     from kvtui.race.lane import Lane
     from kvtui.race.report import Result
+    from kvtui.settings import Settings
 
 DEFAULT_WORKLOAD = "burst"
 DEFAULT_BLOCKS = 256
@@ -69,8 +70,7 @@ def race_command(
     from kvtui.race.report import result_of
 
     on_screen = not as_json and not as_text and sys.stdout.isatty() and _can_draw()
-    if on_screen:
-        settings_for(theme)
+    settings = settings_for(theme) if on_screen else None
     if recording is not None and workload is not None:
         raise UsageError("a RECORDING and --workload exclude each other: race one of them")
     if recording is not None and num is not None:
@@ -91,8 +91,8 @@ def race_command(
     if as_json:
         print(json.dumps(json_of(arrivals, results), indent=2))
     else:
-        if on_screen:
-            _on_screen(arrivals, lanes, speed=speed, theme=theme, ascii_only=ascii_only)
+        if settings is not None:
+            _on_screen(arrivals, lanes, settings, speed=speed, theme=theme, ascii_only=ascii_only)
         _print(arrivals, lanes, results, ascii_only)
 
 
@@ -174,7 +174,9 @@ def _print(arrivals: Arrivals, lanes: list[Lane], results: list[Result], ascii_o
     print("\n".join(report_lines(arrivals, lanes, results, _glyphs(ascii_only), _width())))
 
 
-def _on_screen(arrivals: Arrivals, lanes: list[Lane], *, speed: float, theme: str | None, ascii_only: bool) -> None:
+def _on_screen(
+    arrivals: Arrivals, lanes: list[Lane], settings: Settings, *, speed: float, theme: str | None, ascii_only: bool
+) -> None:
     from kvtui.race.app import RaceApp
     from kvtui.race.playing import LanePlayer
     from kvtui.safe_text import clean
@@ -182,9 +184,8 @@ def _on_screen(arrivals: Arrivals, lanes: list[Lane], *, speed: float, theme: st
     name = clean(arrivals.name, ascii_only=ascii_only, limit=60)
     cache = arrivals.config.cache
     title = f"{name}: {arrivals.workload.num_requests:,} requests, {cache.num_blocks:,} blocks of {cache.block_size}"
-    app = RaceApp(
-        [LanePlayer(lane) for lane in lanes], title, theme=theme, ascii_only=ascii_only, settings=settings_for(theme)
-    )
+    players = [LanePlayer(lane) for lane in lanes]
+    app = RaceApp(players, title, theme=theme, ascii_only=ascii_only, settings=settings)
     app.speed = speed
     app.run()
     if app.return_code:

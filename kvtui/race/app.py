@@ -74,6 +74,7 @@ class RaceApp(ThemedApp):
         Binding("left_square_bracket", "faster(-1)", "Slower", id="race.slower"),
         Binding("t", "next_theme", "Next theme", id="race.theme"),
         Binding("escape", "deselect", "Select nothing", id="race.deselect"),
+        Binding("question_mark,f1", "help", "Help", id="race.help"),
     ]
 
     def __init__(
@@ -204,6 +205,15 @@ class RaceApp(ThemedApp):
         """Select nothing."""
         self._selected = None
         self.redraw()
+
+    def action_help(self) -> None:
+        """Explain the screen, the lane that has the focus first."""
+        from kvtui.race.help import KEYS, race_text
+        from kvtui.screens.help import HelpScreen, help_keys
+
+        lane = next((lane for lane in self._lanes if lane.has_focus), self._lanes[0])
+        text = race_text(self.palette, self.glyphs, lane.player.lane.policy)
+        self.push_screen(HelpScreen(text, help_keys(self.palette, self.glyphs, keys=KEYS), self.palette, self.glyphs))
 
     def action_toggle_pause(self) -> None:
         """Pause or resume; from the start where the end is shown."""

@@ -19,6 +19,7 @@ _KEYS = (
     ("{left} {right}", "step"),
     ("home end", "start, finish"),
     ("[ ]", "speed"),
+    ("?", "help"),
     ("tab", "lanes"),
     ("t", "theme"),
     ("q", "quit"),

@@ -50,12 +50,13 @@ KEYS = (
     ("tab 1-9", "go to a panel: blocks, requests, pool, batch, inspector, log, prefix tree, old way, formulas"),
     ("", "in the prefix tree: enter goes to the requests that use the prefix, + and - unfold and fold"),
     ("F", "the formulas behind the figures, with the live numbers; again: back to the pool"),
-    ("h j k l", "move the cursor over the blocks; a click does the same"),
-    ("up down", "move within the panel that has the focus"),
+    ("h j k l", "move the cursor over the blocks; a click does the same, and h or l from another panel"),
+    ("up down", "move within the panel that has the focus; so do k and j"),
     ("+ -", "zoom the blocks in and out about the cursor; ctrl and the wheel do so about the pointer"),
     ("J K", "pan; so do page up, page down, the wheel, and a click on the map of the pool"),
     ("0", "the whole pool again"),
     ("o", "order the blocks by address, owner or last use"),
+    ("e", "mark the blocks that are taken next, and those among them whose cached content is evicted then"),
     ("p", "two pixels a cell, where a cell stands for many blocks; again: one glyph"),
     ("n N", "the next and the previous block of the selected request"),
     ("enter", "inspect: read about what is selected, or what the cursor is on"),
@@ -117,6 +118,8 @@ def help_text(palette: Palette, glyphs: Glyphs, block_size: int, panel: str | No
         (glyphs.levels[4], palette.lit(palette.hue(0)), "lit up: just changed hands (stays lit while paused)"),
         (glyphs.evicted, palette.warning, "its cached content was just evicted"),
         (glyphs.swapped, palette.warning, "just swapped out to, or in from, the CPU"),
+        (glyphs.next_free, palette.accent, "marked with e: taken next"),
+        (glyphs.next_cached, palette.warning, "marked with e: taken next, and its cached content evicted"),
         (glyphs.marked, palette.cursor, "the selected block"),
         (
             glyphs.levels[3],
@@ -128,7 +131,10 @@ def help_text(palette: Palette, glyphs: Glyphs, block_size: int, panel: str | No
         text.append("  ")
         text.append(glyph, style)
         text.append(f"{' ' * (8 - len(glyph))}{words}\n", palette.text)
-    text.append("\nOn the bar at the bottom, where it happened:\n\n", palette.text)
+    text.append(
+        "\nOn the bar at the bottom, the steps in which it happened; the numbers beside it count such steps:\n\n",
+        palette.text,
+    )
     for kind, words in enumerate(MARKS):
         text.append("  ")
         text.append(glyphs.step_marks[kind], palette.mark(kind))
@@ -143,13 +149,19 @@ def help_text(palette: Palette, glyphs: Glyphs, block_size: int, panel: str | No
     return text
 
 
-def help_keys(palette: Palette, glyphs: Glyphs, own: Sequence[tuple[str, str]] = ()) -> Table:
+def help_keys(
+    palette: Palette,
+    glyphs: Glyphs,
+    own: Sequence[tuple[str, str]] = (),
+    keys: Sequence[tuple[str, str]] = KEYS,
+) -> Table:
     """The keys and what they do, each in a column of its own, so that a long line goes on under its words.
 
     Args:
         palette: The colours.
         glyphs: The arrows as they are drawn.
         own: Keys that the user's settings give to actions, and what these do; they come first.
+        keys: All others, and what they do.
     """
     table = Table.grid(padding=(0, 0, 0, 2), pad_edge=True)
     table.add_column(no_wrap=True)
@@ -159,13 +171,20 @@ def help_keys(palette: Palette, glyphs: Glyphs, own: Sequence[tuple[str, str]] =
         table.add_row("", Text("first your own, from the settings: they replace those below", palette.accent))
     for key, words in own:
         table.add_row(Text(key, palette.strong), Text(words, palette.text))
-    for key, words in KEYS:
+    for key, words in keys:
         table.add_row(Text(key.format(**arrows), palette.strong), Text(words.format(**arrows), palette.text))
     return table
 
 
 class HelpScreen(ModalScreen[None]):
-    """A page over the dashboard; any of its keys closes it."""
+    """A page over the panels; any of its keys closes it.
+
+    Args:
+        text: What one sees, as `help_text` says it.
+        keys: What the keys do, as `help_keys` lists them.
+        palette: The colours of its frame.
+        glyphs: The set in use.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,question_mark,q,enter,space", "dismiss", "close", id="help.close"),
@@ -180,17 +199,10 @@ class HelpScreen(ModalScreen[None]):
     HelpScreen Static { height: auto; }
     """
 
-    def __init__(
-        self,
-        palette: Palette,
-        glyphs: Glyphs,
-        block_size: int,
-        panel: str | None = None,
-        own: Sequence[tuple[str, str]] = (),
-    ) -> None:
+    def __init__(self, text: Text, keys: Table, palette: Palette, glyphs: Glyphs) -> None:
         super().__init__()
-        self._text = help_text(palette, glyphs, block_size, panel)
-        self._keys = help_keys(palette, glyphs, own)
+        self._text = text
+        self._keys = keys
         self._dot = glyphs.dot
         self._border = "ascii" if glyphs.ascii else "round"
         self._color = None if palette.ansi or palette.mono else palette.colors["focus"]

@@ -157,7 +157,7 @@ class MainScreen(Screen[None]):
         self.in_place = {place[0] for place in _PLACES}
         """Of the panels that share a place, those that have it."""
         self._hidden = hidden
-        self._num_cpu_blocks = num_cpu_blocks
+        self._cpu_grid = CpuGrid(num_cpu_blocks) if num_cpu_blocks else None
         self._inspected_from: int | None = None
         self._panels: list[Panel] = []
         self._stale: set[Panel] = set()
@@ -173,8 +173,8 @@ class MainScreen(Screen[None]):
             with Vertical(id="left"):
                 with Vertical(id="blocks-frame", classes="framed"):
                     yield self.grid
-                    if self._num_cpu_blocks:
-                        yield CpuGrid(self._num_cpu_blocks)
+                    if self._cpu_grid is not None:
+                        yield self._cpu_grid
                     yield self.legend
                 yield self.inspector
                 yield FreePool(id="pool", classes="framed")
@@ -207,6 +207,12 @@ class MainScreen(Screen[None]):
         """Whether an unhurried panel has not been told of the last steps yet, or one in sight still reads the cache."""
         reading = self.prefixes.behind and self.prefixes.is_on_screen
         return reading or any(later.steps for later in self._later.values())
+
+    @property
+    def flashing(self) -> bool:
+        """Whether a block in sight is lit up, and has to be put out although nothing happens."""
+        grids = [grid for grid in (self.grid, self._cpu_grid) if grid is not None]
+        return any(grid.flashing and grid.is_on_screen for grid in grids)
 
     def hurry(self) -> None:
         """Make unhurried panels due now."""
@@ -292,6 +298,7 @@ class MainScreen(Screen[None]):
         self._show_way_back()
 
     def _show_way_back(self) -> None:
+        self.footer.over_blocks = self._focused_tab() == 0
         self.footer.goes_back = self._inspected_from is not None and self._focused_tab() == INSPECTOR
         self.footer.redraw()
 
@@ -392,8 +399,9 @@ class MainScreen(Screen[None]):
         """Hand a view to the panels that have something left to show; no step was taken since the last one."""
         self._view = view
         now = time.monotonic()
-        if self.grid.flashing and self.grid not in self._stale and self._in_sight(self.grid):
-            self.grid.update_view(view, (), False)
+        for grid in (self.grid, self._cpu_grid):
+            if grid is not None and grid.flashing and grid not in self._stale and self._in_sight(grid):
+                grid.update_view(view, (), False)
         for panel, later in self._later.items():
             reading = panel is self.prefixes and self.prefixes.behind
             if not (later.steps or reading) or panel in self._stale or not self._in_sight(panel):

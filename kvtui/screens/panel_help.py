@@ -29,7 +29,8 @@ PANEL_HELP: dict[str, PanelHelp] = {
         "Free pool",
         """How much of the pool is used, cached and free, over the steps. The digits under it count what was lost to
         pressure in that column, preemptions and evictions; below stand the present bottleneck with the setting that
-        would move it, and how much of the memory in use holds tokens.""",
+        would move it, and the waste: the slots in use without a token, beside the slots that would hold none, or a
+        copy, had each request reserved its maximum for itself.""",
     ),
     "batch": PanelHelp(
         "Batch per iteration",
@@ -57,7 +58,8 @@ PANEL_HELP: dict[str, PanelHelp] = {
         "The old way",
         """The same requests, if each had reserved memory in one piece for the longest that it can become, as engines
         did before paging. The strip shows what of it would be written, what reserved and unused, and the holes between
-        pieces; below, who would have to wait.""",
+        pieces; below, who would have to wait, and what is wasted: what holds nothing, or a copy of what another piece
+        holds, since pieces share nothing.""",
     ),
     "formulas": PanelHelp(
         "Formulas",

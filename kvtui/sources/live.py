@@ -47,6 +47,7 @@ class LiveSource:
     """
 
     live = True
+    damage = None
 
     def __init__(self, engine: PagedEngine, loop: EngineLoop, most_bytes: int = MOST_BYTES) -> None:
         self.header: Header = engine.header

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from engine.trace.damage import Damage
     from engine.trace.events import StepTrace
 
 
@@ -23,6 +24,7 @@ class MovedSource:
     generation = 0
     window: tuple[int, int] | None = None
     error: str | None = None
+    damage: Damage | None = None
 
     def poll(self) -> list[StepTrace]:
         """Nothing comes by itself."""

@@ -11,6 +11,7 @@ from engine.trace.file_format import RecordingError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from engine.trace.damage import Damage
     from engine.trace.events import RequestArrived
     from engine.trace.marks import Marks
     from engine.trace.state import PoolState
@@ -49,6 +50,8 @@ class PlayableTrace(Protocol):
 
     def state_at(self, step: int) -> PoolState: ...  # noqa: D102
 
+    def damage(self, error: RecordingError) -> Damage | None: ...  # noqa: D102
+
 
 class Playback:
     """A place in a trace, and the clock that moves it. The trace may grow meanwhile.
@@ -65,6 +68,7 @@ class Playback:
         speed: Times the recorded time.
         window: The first and the last step of what is played again and again; None: all is played, once.
         error: Why a part of the trace could not be shown, in one line.
+        damage: Which part that is, where the step shown is the last one before it.
     """
 
     def __init__(self, trace: PlayableTrace, position: int = -1, clock: Callable[[], int] = time.monotonic_ns) -> None:
@@ -74,6 +78,7 @@ class Playback:
         self.paused = False
         self.window: tuple[int, int] | None = None
         self.error: str | None = None
+        self.damage: Damage | None = None
         self._clock = clock
         self._last_ns = clock()
         self._due_ns = 0
@@ -102,13 +107,15 @@ class Playback:
         return self.position >= self.trace.num_steps - 1
 
     def context(self, most: int) -> StepColumns:
-        """At most so many steps up to the position, as columns; fewer where a part cannot be read."""
+        """At most so many steps up to the position, as columns; none before a part that cannot be read."""
         stop = self.position + 1
-        try:
-            return self.trace.columns(max(stop - most, self.trace.first_step), stop)
-        except RecordingError as error:
-            self.error = str(error)
-            return self.trace.columns(stop, stop)
+        start = max(stop - most, self.trace.first_step)
+        while start < stop:
+            try:
+                return self.trace.columns(start, stop)
+            except RecordingError as error:
+                start = stop if error.steps is None else error.steps[1] + 1
+        return self.trace.columns(stop, stop)
 
     def poll(self) -> list[StepTrace]:
         """Apply the steps whose time has come, by the recorded timestamps and the speed."""
@@ -148,8 +155,10 @@ class Playback:
         self.paused = True
 
     def resume(self) -> None:
-        """Play on; from the start where the end is shown."""
-        if self.at_end and self.window is None and self.trace.num_steps > self.trace.first_step:
+        """Play on: from the start where the end is shown, from behind the damage where that is in the way."""
+        if self._cross_damage():
+            pass
+        elif self.at_end and self.window is None and self.trace.num_steps > self.trace.first_step:
             self.seek(self.trace.first_step - 1)
         self.paused = False
         self._due_ns = 0
@@ -162,18 +171,29 @@ class Playback:
             self.seek(self.position + n)
             return
         for _ in range(n):
-            if not self._advance():
+            if not (self._advance() or self._cross_damage()):
                 break
 
     def seek(self, step: int) -> None:
-        """Show the state after a step; clamped to what there is. The next poll hands out that step."""
+        """Show the state after a step; clamped to what there is. The next poll hands out that step.
+
+        Where damage is in the way, the last step before it is shown.
+        """
         step = max(self.trace.first_step - 1, min(step, self.trace.num_steps - 1))
-        try:
-            self.state = self.trace.state_at(step)
-        except RecordingError as error:
-            self.error, self.paused = str(error), True
-            return
-        self.error = None  # What could not be read lies elsewhere.
+        in_the_way: RecordingError | None = None
+        while True:
+            try:
+                self.state = self.trace.state_at(step)
+                break
+            except RecordingError as error:
+                in_the_way = error
+                if error.steps is None or not self.trace.first_step <= error.steps[0] <= step:
+                    self._stop_before(error)
+                    return
+                step = error.steps[0] - 1
+        self.error = self.damage = None  # What could not be read lies elsewhere.
+        if in_the_way is not None:
+            self._stop_before(in_the_way)
         self.generation += 1
         self._ahead = self.trace.messages(step + 1)
         self._next = None
@@ -212,8 +232,19 @@ class Playback:
                     return True
                 self._arrived.append(message)
         except RecordingError as error:
-            self.error = str(error)
+            self.error, self.damage = str(error), self.trace.damage(error)
         return False
+
+    def _stop_before(self, error: RecordingError) -> None:
+        self.paused = True
+        self.error, self.damage = str(error), self.trace.damage(error)
+
+    def _cross_damage(self) -> bool:
+        """Go to the first step behind the damage that the step shown stands before; False where there is none."""
+        if self.damage is None or self.damage.beyond <= self.position:
+            return False
+        self.seek(self.damage.beyond)
+        return True
 
     def _gap_ns(self) -> int:
         """Playing time from the step just applied to the next one."""

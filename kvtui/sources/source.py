@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from engine.trace.damage import Damage
     from engine.trace.events import Header, StepTrace
     from engine.trace.marks import Marks
     from engine.trace.state import PoolState
@@ -30,6 +31,7 @@ class Source(Protocol):
         marks: Where preemptions, evictions, refusals, copies and ends are.
         window: The first and the last step of what `play` plays again and again; None: it plays on.
         error: Why the source ended badly, in one line.
+        damage: What of a recording cannot be read, where the step shown is the last one before it.
     """
 
     @property
@@ -76,6 +78,9 @@ class Source(Protocol):
 
     @property
     def error(self) -> str | None: ...  # noqa: D102 - see Attributes
+
+    @property
+    def damage(self) -> Damage | None: ...  # noqa: D102 - see Attributes
 
     def poll(self) -> list[StepTrace]:
         """Apply what is due now; the steps applied since the last call, in order.

@@ -27,7 +27,7 @@ _LONGEST_LABEL = 18
 _LABEL_FRACTION = 6
 """At most one cell in so many is spent on what a request is called."""
 _LEGEND_FROM_HEIGHT = 6
-_LEGEND = (
+LEGEND = (
     (Mark.PREFILL, "prefill"),
     (Mark.DECODE, "decode"),
     (Mark.RECOMPUTE, "recompute"),
@@ -38,6 +38,7 @@ _LEGEND = (
     (Mark.ABORTED, "aborted"),
     (Mark.REDONE, "lost, redone"),
 )
+"""What the marks of the rows mean, in words."""
 
 
 class BatchTimeline(WheelScrolled, LinePanel):
@@ -156,7 +157,7 @@ def _draw_heading(view: View, first: int, stop: int, label: int, width: int) -> 
 
 def _draw_legend(view: View, label: int, width: int) -> Strip:
     palette, glyphs = view.palette, mark_row(view.glyphs)
-    legend = (*_LEGEND, (Mark.OVERRUN, "overrun")) if view.state.header.async_scheduling else _LEGEND
+    legend = (*LEGEND, (Mark.OVERRUN, "overrun")) if view.state.header.async_scheduling else LEGEND
     roomy = sum(len(word) + 4 for _, word in legend) < width
     joint = " " if roomy else "=" if view.glyphs.ascii else ""
     line = Line(width, palette.blank).gap(label + 1 if width > 80 + label else 1)

@@ -125,6 +125,8 @@ class BlockGrid(Panel):
         if old is not None:
             self._follow_selection(old, view)
         alike = old is not None and _emphasis_of(old) == _emphasis_of(view)
+        if old is not None and old.next_blocks != view.next_blocks:
+            out.append(np.array(old.next_blocks + view.next_blocks, dtype=np.int64))
         self._recode(np.concatenate((changed, *out)) if alike and not anew else None)
 
     def _follow_selection(self, old: View, view: View) -> None:

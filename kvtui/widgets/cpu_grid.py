@@ -18,7 +18,7 @@ from kvtui.widgets.line import Line
 from kvtui.widgets.line_panel import LinePanel
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from rich.style import Style
     from textual.strip import Strip
@@ -48,10 +48,12 @@ class CpuGrid(LinePanel, can_focus=False):
 
     Args:
         num_cpu_blocks: Its size.
+        clock: Seconds that only grow; tests bring their own.
     """
 
-    def __init__(self, num_cpu_blocks: int) -> None:
+    def __init__(self, num_cpu_blocks: int, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(id="cpu-grid")
+        self._clock = clock
         self.styles.height = lines_for(num_cpu_blocks)
         self._moved: dict[int, float] = {}
         """CPU blocks that changed, and until when they are lit."""
@@ -69,16 +71,19 @@ class CpuGrid(LinePanel, can_focus=False):
             self._cells = []
         super().redraw(everything)
 
+    @property
+    def flashing(self) -> bool:
+        """Whether there is a light to put out, whatever else happens."""
+        return bool(self._moved)
+
     def follow(self, view: View, steps: Sequence[StepTrace], reset: bool) -> None:
-        """Note which CPU blocks the last steps wrote, read or let go."""
+        """Note which CPU blocks the last steps wrote, read or let go; while paused, the last step's stay lit."""
         if reset or view.state is not self._of:
             self._of = view.state
             self._moved.clear()
             self._cells = []
-        if not steps:
-            return  # stays lit while nothing happens
-        now = time.monotonic()
-        over = [block for block, until in self._moved.items() if until <= now]
+        paused, now = view.source.paused, self._clock()
+        over = [block for block, until in self._moved.items() if (steps if paused else until <= now)]
         for block in over:
             del self._moved[block]
         self._dirty.update(over)

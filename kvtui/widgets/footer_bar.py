@@ -36,6 +36,8 @@ class FooterBar(LinePanel, can_focus=False):
         self._places: list[tuple[int, int, str]] = []
         self.goes_back = False
         """Whether escape leads back to another panel."""
+        self.over_blocks = True
+        """Whether the blocks have the focus."""
 
     def hints(self, view: View) -> list[Hint]:
         """What can be done, the most useful first."""
@@ -71,11 +73,12 @@ class FooterBar(LinePanel, can_focus=False):
         elif any(x is not None for x in (view.selected_request, view.selected_block, view.selected_prefix)):
             hints.append(Hint("esc", "deselect", "deselect"))
         else:
-            hints.append(Hint("hjkl", "pick a block", "pick_block"))
+            hints.append(Hint("hjkl" if self.over_blocks else "h", "pick a block", "pick_block"))
         hints.extend([Hint("ctrl+p", "commands", "command_palette"), Hint("t", "theme", "next_theme")])
         hints.extend([Hint("7", "prefix tree", "panel(7)"), Hint("8", "old way", "panel(8)")])
         hints.append(Hint("F", "formulas", "formulas"))
         hints.extend([Hint("+ -", "zoom", "grid_zoom(-1)"), Hint("o", "order", "grid_order")])
+        hints.append(Hint("e", "evicted next", "mark_next"))
         own: Mapping[str, str] = getattr(self.app, "own_keys", {})
         return [hint._replace(key=own.get(hint.action, hint.key)) for hint in hints] if own else hints
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from textual.binding import Binding
 
+from engine.sizes import in_bytes
 from kvtui.advisor import advice_words, advise_now
 from kvtui.safe_text import clean
 from kvtui.safe_text import width as cells_of
-from kvtui.sizes import in_bytes
 from kvtui.waste import Waste, waste_of
 from kvtui.widgets.level_chart import CACHED, EIGHTHS, SCALES, TRACE, cells, gather
 from kvtui.widgets.line import Line
@@ -234,7 +234,10 @@ def waste_words(waste: Waste, block_size: int, glyphs: Glyphs) -> list[list[tupl
         return [[("waste: no block is in use", "")]]
     now, then = f"{waste.waste:.1%}", f"{waste.reserved_waste:.0%}"
     formula = f" = 1 {minus} {waste.held_tokens:,}/({waste.used_blocks:,}{dot}{block_size})"
+    reserved = f" = 1 {minus} {waste.held_tokens:,}/{waste.reserved_slots:,}"
+    versus = [("   versus ", ""), (then, "strong"), (reserved, "")]
     return [
+        [("waste ", ""), (now, "strong"), (formula, ""), *versus, (f"{_IF_RESERVED[0]} for itself", "")],
         [("waste ", ""), (now, "strong"), (formula, ""), ("   versus ", ""), (then, "strong"), _IF_RESERVED],
         [
             ("waste ", ""),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich.color import Color
 from rich.style import Style
 
+from engine.sizes import counted
+from kvtui.advisor import advice_brief, advise_now
 from kvtui.safe_text import clean
 from kvtui.safe_text import width as cells_of
 from kvtui.widgets.line import Line
@@ -17,10 +20,13 @@ if TYPE_CHECKING:
 
     from textual.strip import Strip
 
-    from engine.trace.events import ModelInfo
+    from engine.trace.events import ModelInfo, StepTrace
     from kvtui.view import View
 
 _LONGEST_NAME = 40
+_ADVISE_SECONDS = 0.5
+_WORTH_MORE_THAN_WORDS = 4
+"""Parts up to this rank are not left out for a longer form of the advice."""
 
 
 class Part(NamedTuple):
@@ -52,9 +58,29 @@ class HeaderBar(LinePanel, can_focus=False):
 
     url: str | None = None
 
+    def __init__(self, *, id: str | None = None) -> None:  # noqa: A002
+        super().__init__(id=id)
+        self._advice: list[str] = []
+        self._advised_at = float("-inf")
+
+    def follow(self, view: View, steps: Sequence[StepTrace], reset: bool) -> None:
+        """Look now and then what holds requests up."""
+        now = time.monotonic()
+        if reset or view.source.paused or now - self._advised_at >= _ADVISE_SECONDS:
+            self._advised_at = now
+            advice = advise_now(view.history, view.state)
+            self._advice = [] if advice is None else advice_brief(advice)
+
     def rows(self, view: View, width: int, height: int) -> Sequence[Hashable]:
-        """The parts that fit."""
-        return [tuple(fitting(parts_of(view, self.url), width))]
+        """The parts that fit; the advice in the longest form that costs no part of more weight than the pool's size."""
+        shown = fitting(parts_of(view, self.url), width)
+        weighty: set[str] = set()
+        for form in reversed(self._advice):
+            kept = fitting(parts_of(view, self.url, form), width)
+            if form in {part.text for part in kept} and weighty <= {part.text for part in kept}:
+                shown = kept
+                weighty = {part.text for part in kept if part.rank <= _WORTH_MORE_THAN_WORDS and part.text != form}
+        return [tuple(shown)]
 
     def draw(self, view: View, key: Hashable, width: int) -> Strip:
         """Left parts, space, right parts."""
@@ -74,11 +100,20 @@ class HeaderBar(LinePanel, can_focus=False):
         return line.strip(raised)
 
 
-def parts_of(view: View, url: str | None) -> list[Part]:
-    """Everything the header could say, in order."""
+def parts_of(view: View, url: str | None, advice: str = "") -> list[Part]:
+    """Everything the header could say, in order.
+
+    Args:
+        view: The present moment.
+        url: Where the session listens.
+        advice: What holds requests up; empty where nothing does.
+    """
     source, glyphs, header = view.source, view.glyphs, view.source.header
     model = header.model
-    if source.error:
+    damage = source.damage
+    if damage is not None:
+        badge = Part(0, f"! DAMAGED at step {damage.first:,}", "error")
+    elif source.error:
         badge = Part(0, "! STOPPED", "error")
     elif source.looking_back:
         badge = Part(0, f"{glyphs.arrow_left} LOOKING BACK", "warning")
@@ -108,15 +143,17 @@ def parts_of(view: View, url: str | None) -> list[Part]:
         step += f"/{source.length - 1:,}"
     name = clean(model.name, ascii_only=ascii_only, limit=_LONGEST_NAME)
     device = "" if model.device == "none" else f"{model.device} "  # A simulated model is on none.
-    parts = [Part(6, "kvtui", "strong"), badge]
+    parts = [Part(7, "kvtui", "strong"), badge]
+    if damage is not None:
+        parts.append(Part(2, f"{damage.num_readable:,} of {counted(source.length, 'step')} can be read", "error"))
     if source.looking_back and not source.error:
         running = ("the engine is paused", "warning") if source.engine_paused else ("the engine goes on", "good")
         parts.append(Part(1, *running))
     parts += [
         Part(1, clean(header.provenance, ascii_only=ascii_only), "muted" if measured else "warning"),
-        Part(3, name if name != header.provenance else "", "text"),
+        Part(4, name if name != header.provenance else "", "text"),
         Part(
-            7,
+            8,
             clean(
                 f"{device}{model.weights or model.dtype}{_cache_words(model)}",
                 ascii_only=ascii_only,
@@ -124,13 +161,15 @@ def parts_of(view: View, url: str | None) -> list[Part]:
             ),
             "muted",
         ),
-        Part(5, f"{header.num_blocks:,} block{'' if header.num_blocks == 1 else 's'} of {header.block_size}", "text"),
-        Part(9, f"{per_block:,.0f} KiB each" if per_block >= 10 else f"{per_block:,.1f} KiB each", "muted"),
+        Part(6, f"{header.num_blocks:,} block{'' if header.num_blocks == 1 else 's'} of {header.block_size}", "text"),
+        Part(10, f"{per_block:,.0f} KiB each" if per_block >= 10 else f"{per_block:,.1f} KiB each", "muted"),
     ]
     if header.num_cpu_blocks:
-        parts.append(Part(5, f"cpu {view.state.cpu_used:,}/{header.num_cpu_blocks:,}", "text"))
+        parts.append(Part(6, f"cpu {view.state.cpu_used:,}/{header.num_cpu_blocks:,}", "text"))
+    if advice:
+        parts.append(Part(3, clean(advice, ascii_only=ascii_only), "warning"))
     if url:
-        parts.append(Part(4, clean(url, ascii_only=ascii_only, limit=80), "accent"))
+        parts.append(Part(5, clean(url, ascii_only=ascii_only, limit=80), "accent"))
     if source.num_arrived and source.engine_paused:
         parts.append(Part(2, f"{source.num_arrived:,} arrived, taken at the next step", "warning"))
     if source.looking_back:
@@ -139,8 +178,8 @@ def parts_of(view: View, url: str | None) -> list[Part]:
     if idle:
         parts.append(Part(2, "idle", "muted", right=True))
     elif len(view.history):
-        parts.append(Part(8, f"{_rate(rates.steps_per_s)} steps/s", "muted", right=True))
-        parts.append(Part(2, f"{_rate(rates.tokens_per_s)} tok/s", "text", right=True))
+        parts.append(Part(9, f"{_rate(rates.steps_per_s)} steps/s", "muted", right=True))
+        parts.append(Part(2 if damage is None else 3, f"{_rate(rates.tokens_per_s)} tok/s", "text", right=True))
     return [part for part in parts if part.text]
 
 

@@ -27,6 +27,8 @@ class _Shown(NamedTuple):
     cached: int
     owned: int
     shared: int
+    next_free: int
+    next_cached: int
     scale: Scale
 
 
@@ -49,7 +51,10 @@ class Legend(LinePanel, can_focus=False):
     def rows(self, view: View, width: int, height: int) -> list[_Shown]:
         """The one line there is."""
         state = view.state
-        return [_Shown(state.free, state.cached, state.used - state.shared, state.shared, self._scale())]
+        evicted = sum(1 for block in view.next_blocks if state.key[block])
+        taken = len(view.next_blocks) - evicted
+        used = state.used - state.shared
+        return [_Shown(state.free, state.cached, used, state.shared, taken, evicted, self._scale())]
 
     def draw(self, view: View, key: _Shown, width: int) -> Strip:  # type: ignore[override]
         """Scale first, then glyph, word and count of each state."""
@@ -62,7 +67,12 @@ class Legend(LinePanel, can_focus=False):
         line.add("+", palette.accent).gap(2)
         many = scale.blocks > 1
         free, cached, used = _looks(scale, view)
+        marked = [
+            (glyphs.next_free, palette.accent, "taken next", key.next_free),
+            (glyphs.next_cached, palette.warning, "evicted next", key.next_cached),
+        ]
         entries = [
+            *(entry for entry in marked if entry[3]),
             (*free, "free", key.free),
             (*cached, "cached", key.cached),
             (*used, "share in use" if many else "in use", key.owned),

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from engine.request import RequestStatus
+from engine.sizes import counted, in_bytes
 from kvtui.ghost import Ghost
 from kvtui.safe_text import clean
 from kvtui.safe_text import width as cells_of
-from kvtui.sizes import in_bytes
 from kvtui.view import RequestSelected
 from kvtui.waste import Waste, waste_of
 from kvtui.widgets.line import Line
@@ -59,6 +59,7 @@ class Figures(NamedTuple):
         fits: Requests that have a piece.
         waiters: The first of those that have none, and how many they are.
         lost: Where the ghost's memory goes.
+        copies: Slots of it that hold once more what is held already.
         needs: Blocks in a row that the head of its queue waits for; 0 where it does not wait for memory.
     """
 
@@ -69,7 +70,18 @@ class Figures(NamedTuple):
     waiters: tuple[int, ...]
     num_waiters: int
     lost: Fragmentation
+    copies: int
     needs: int
+
+    @property
+    def wasted_slots(self) -> int:
+        """Slots of the ghost's pieces that hold nothing, or a copy."""
+        return self.lost.reserved_slots - self.lost.filled_slots + self.copies
+
+    @property
+    def wasted(self) -> float:
+        """Their share of what is reserved."""
+        return self.wasted_slots / self.lost.reserved_slots if self.lost.reserved_slots else 0.0
 
 
 class OldWay(LinePanel):
@@ -191,6 +203,7 @@ def figures_of(state: PoolState, ghost: Ghost) -> Figures:
         waiters=tuple(waiters),
         num_waiters=len(ghost.waiting) + len(ghost.refused),
         lost=ghost.fragmentation(state),
+        copies=ghost.copies(state),
         needs=ghost.waiting[head] if head is not None else 0,
     )
 
@@ -269,7 +282,7 @@ def _draw_short(line: Line, view: View, figures: Figures) -> None:
     palette = view.palette
     live = figures.fits + figures.num_waiters
     line.add(f"{figures.fits:,} of {live:,} fit", palette.strong).add(
-        f", {figures.lost.internal:.0%} of what they reserve is not used", palette.muted
+        f", {figures.wasted:.0%} of what they reserve is wasted", palette.muted
     )
 
 
@@ -295,7 +308,7 @@ def _worse(row: int, figures: Figures) -> bool:
     if row == 2:
         return figures.num_waiters > figures.waiting
     if row == 3:
-        return figures.lost.internal > figures.waste.waste
+        return figures.wasted > figures.waste.waste
     return figures.needs > 0
 
 
@@ -312,14 +325,15 @@ def _figure_row(view: View, row: int, figures: Figures) -> tuple[str, str, str]:
         return "wait", f"{figures.waiting:,}", f"{figures.num_waiters:,}"
     if row == 3:
         idle = waste.used_blocks * size - waste.held_tokens
-        unused = lost.reserved_slots - lost.filled_slots
+        copies = f", {in_bytes(figures.copies * per_token)} of it copies" if figures.copies else ""
         return (
-            "taken, not used",
+            "wasted",
             f"{waste.waste:.1%} {dot} {in_bytes(max(0, idle) * per_token)}",
-            f"{lost.internal:.1%} {dot} {in_bytes(unused * per_token)}",
+            f"{figures.wasted:.1%} {dot} {in_bytes(figures.wasted_slots * per_token)}{copies}",
         )
-    free = f"{lost.free:,} blocks, at most {lost.largest_hole:,} in a row"
+    free = f"{counted(lost.free, 'block')}, at most {lost.largest_hole:,} in a row"
     if figures.needs:
-        free = f"{lost.free:,} blocks {dot} {in_bytes(lost.free * size * per_token)}, no {figures.needs:,} in a row"
+        lies_free = f"{counted(lost.free, 'block')} {dot} {in_bytes(lost.free * size * per_token)}"
+        free = f"{lies_free}, no {figures.needs:,} in a row"
     state = view.state
-    return "free", f"{state.free + state.cached:,} blocks", free
+    return "free", counted(state.free + state.cached, "block"), free

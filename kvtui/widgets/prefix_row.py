@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from engine.sizes import counted
 from kvtui.safe_text import clean, fit
-from kvtui.sizes import counted
 from kvtui.widgets.line import Line
 
 if TYPE_CHECKING:

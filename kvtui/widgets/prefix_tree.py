@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from textual.binding import Binding
 
+from engine.sizes import counted
 from kvtui.prefix_tree import Place, PrefixTree
 from kvtui.safe_text import clean
-from kvtui.sizes import counted
 from kvtui.view import Prefix, PrefixSelected, RequestSelected
 from kvtui.widgets.line_panel import LinePanel
 from kvtui.widgets.prefix_row import Look, Row, draw_heading, draw_row, row_of, uses
@@ -42,8 +42,6 @@ class PrefixPanel(WheelScrolled, LinePanel):
         Binding("enter", "go_to_request", "go to a request that uses it", show=False, id="prefixes.request"),
         Binding("minus", "fold(True)", "fold", show=False, id="prefixes.fold"),
         Binding("plus,equals_sign", "fold(False)", "unfold", show=False, id="prefixes.unfold"),
-        Binding("k", "scroll_up", "up", show=False, id="prefixes.up"),
-        Binding("j", "scroll_down", "down", show=False, id="prefixes.down"),
     ]
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:  # noqa: A002

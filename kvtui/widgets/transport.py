@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _SHORTEST_BAR = 8
 _ROOM_FOR_COUNTS = 118
 """Cells from which on the numbers of marks are written beside the bar."""
+_COUNTED = "steps"
+"""What those numbers count: a step with three preemptions in it has one mark."""
 
 
 class SeekRequested(Message):
@@ -64,7 +66,7 @@ class Transport(LinePanel, can_focus=False):
         places = places_of(view)
         counts = counts_of(view, width)
         start = cells_of(sign) + 3
-        taken = start + sum(cells_of(text) + 1 for _, text, _ in counts) + (1 if counts else 0)
+        taken = start + sum(cells_of(text) + 1 for _, text, _ in counts) + (len(_COUNTED) + 2 if counts else 0)
         for text in places:
             cells = width - taken - cells_of(text) - 3
             if cells >= max(_SHORTEST_BAR, width // 3):
@@ -96,7 +98,9 @@ class Transport(LinePanel, can_focus=False):
         line.gap(2)
         for kind, piece, shown in counts:
             line.add(piece, palette.mark(kind) if shown else palette.faint).gap()
-        return line.gap(1 if counts else 0).add(text, palette.text).strip()
+        if counts:
+            line.add(_COUNTED, palette.faint).gap(2)
+        return line.add(text, palette.text).strip()
 
     # -- acting --------------------------------------------------------------------------------------------------
 
@@ -148,6 +152,9 @@ def sign_of(view: View) -> tuple[str, str]:
     source, glyphs = view.source, view.glyphs
     loop = " loop" if source.window is not None and not source.paused else ""
     speed = f"{source.speed:g}{glyphs.times}{loop}"
+    if source.damage is not None:
+        beyond = source.damage.beyond
+        return f"! {glyphs.arrow_right} goes on at {beyond:,}" if beyond >= 0 else "! nothing behind it", "error"
     if source.looking_back:
         if source.paused:
             return f"{glyphs.arrow_left} PAST", "warning"

@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from damaged_recording import SEGMENT, damaged_recording
 from typer.testing import CliRunner
 
 from kvtui.cli.main import app
@@ -26,6 +27,7 @@ from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.engine import PagedEngine
 from engine.request import SamplingParams
 from engine.simulated import SimulatedCodec, SimulatedRunner
+from engine.trace.reader import Recording
 from engine.trace.recording import RecordingWriter
 
 
@@ -206,15 +208,38 @@ def test_places_behind_a_sliding_window_are_counted_in_front_of_the_table(tmp_pa
     assert "all hold" in inspect(str(path)).output
 
 
-@pytest.mark.parametrize(
-    ("share", "verdict"), [(0.5, r"all hold in the \d+ steps before the damage"), (0.1, "not checked")]
-)
-def test_the_verdict_on_a_damaged_recording_speaks_only_of_what_was_read(tmp_path, share, verdict):
-    content = bytearray((packaged_folder("recordings") / "under-pressure.mcap").read_bytes())
-    content[int(len(content) * share)] ^= 0xFF
-    path = tmp_path / "damaged.mcap"
-    path.write_bytes(content)
-    result = inspect(str(path))
-    assert re.search(rf"^invariants +{verdict}", result.output, re.MULTILINE), result.output
-    assert "damage       " in result.output
+def test_of_a_damaged_recording_the_readable_part_is_reported_and_what_is_lost(tmp_path):
+    num_steps = damaged_recording(tmp_path / "a.mcap", 0, 3)
+    result = inspect(str(tmp_path / "a.mcap"))
     assert result.exit_code == 1
+    assert re.search(rf"^steps +{num_steps - 18} of {num_steps} can be read, up to", result.output, re.MULTILINE)
+    assert re.search(rf"^invariants +all hold in the {num_steps - 18} steps whose state", result.output, re.MULTILINE)
+    assert re.search(r"^damage +.* is damaged: steps 0 to 8 cannot be read", result.output, re.MULTILINE)
+    assert "in all, the steps 0 to 8, 27 to 35\n" in result.output
+    assert re.search(r"^operations +\d+ fill", result.output, re.MULTILINE)
+    told = json.loads(inspect(str(tmp_path / "a.mcap"), "--json").output)
+    assert told["unreadable_steps"] == [[0, 8], [27, 35]]
+    assert told["counts"]["steps"] == num_steps - 18
+
+
+def test_where_no_step_can_be_read_no_count_is_claimed(tmp_path):
+    num_steps = damaged_recording(tmp_path / "a.mcap", keyframes=10_000)
+    damaged_recording(tmp_path / "a.mcap", *range(-(-num_steps // SEGMENT)), keyframes=10_000)
+    result = inspect(str(tmp_path / "a.mcap"))
+    assert result.exit_code == 1
+    assert re.search(rf"^steps +none of {num_steps} can be read$", result.output, re.MULTILINE)
+    assert re.search(r"^invariants +not checked", result.output, re.MULTILINE)
+    assert "requests  " not in result.output
+    assert "pool  " in result.output
+
+
+def test_events_are_told_with_the_steps_that_the_marks_on_screen_count():
+    result = inspect("under-pressure")
+    told = json.loads(inspect("under-pressure", "--json").output)["counts"]
+    steps = told["marked_steps"]["preempted"]
+    assert 0 < steps < told["preemptions"]
+    assert re.search(rf"^preemptions +{told['preemptions']}, in {steps} steps$", result.output, re.MULTILINE)
+    with Recording.open(packaged_folder("recordings") / "under-pressure.mcap") as recording:
+        while recording.marks.known < 1:
+            recording.marks.look(1.0)
+        assert list(told["marked_steps"].values()) == list(recording.marks.counts)

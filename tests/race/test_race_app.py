@@ -133,6 +133,23 @@ async def test_a_click_selects_a_request_in_every_lane_and_ascii_and_small_termi
         assert "kvtui needs 60 x 16" in screen_text(app)
 
 
+@pytest.mark.parametrize("ascii_only", [False, True])
+async def test_the_help_begins_with_the_lane_in_focus_and_has_every_key(ascii_only):
+    app = RaceApp(players(), "small", ascii_only=ascii_only, clock=Clock())
+    async with app.run_test(size=(84, 70)) as pilot:
+        await pilot.press("tab", "tab", "question_mark")
+        await pilot.pause()
+        text = screen_text(app)
+        first = [line.strip("│| ") for line in text.splitlines() if line.strip("│| ")][1]
+        assert first == "paged"
+        assert text.isascii() == ascii_only
+        flowing = " ".join(line.strip("│| ") for line in text.splitlines())
+        for words in ("static", "contiguous", "take memory block by block", "ten with shift", "recompute"):
+            assert words in " ".join(flowing.split())
+        await pilot.press("escape")
+        assert "take memory block by block" not in screen_text(app)
+
+
 def test_an_unknown_theme_is_named():
     with pytest.raises(ThemeError, match="no theme named 'nope'"):
         RaceApp(players(), "small", theme="nope")

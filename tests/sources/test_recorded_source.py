@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from damaged_recording import damaged_recording
 
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.request import SamplingParams
@@ -70,6 +71,9 @@ class Timed:
         for message in self.messages(0, index + 1):
             state.apply(message)
         return state
+
+    def damage(self, error):
+        return None
 
     def close(self) -> None:
         pass
@@ -196,6 +200,46 @@ def test_a_damaged_part_stops_the_playing_and_says_so() -> None:
     source.step(5)
     assert source.position == 2
     assert source.error == "steps 3 to 9 cannot be read"
+
+
+def test_behind_damage_the_recording_goes_on_at_its_next_keyframe(tmp_path) -> None:
+    num_steps = damaged_recording(tmp_path / "a.mcap", 2)
+    source = RecordingSource(Recording.open(tmp_path / "a.mcap"), clock=Clock())
+    source.seek(15)
+    assert source.damage is None
+    source.step(2)
+    assert (source.position, source.damage) == (17, None)
+    source.step(1)
+    assert source.position == 27, "18 to 26 are lost"
+    assert (source.error, source.damage) == (None, None)
+    assert source.context(100).first == 27, "what lies before it cannot be told in one go"
+    source.step(-1)
+    assert source.position == 17
+    assert source.damage == (18, 26, 27, num_steps - 9)
+    assert source.paused
+    source.resume()
+    assert (source.position, source.damage) == (27, None)
+    source.seek(17)
+    source.step(10)
+    assert source.position == 36, "the jump counts as one step"
+    source.follow()
+    assert (source.position, source.damage) == (num_steps - 1, None), "damage elsewhere is none of its end"
+    source.close(1.0)
+
+
+def test_the_end_of_a_recording_that_no_keyframe_leads_to_is_the_last_step_before_the_damage(tmp_path) -> None:
+    num_steps = damaged_recording(tmp_path / "a.mcap", 1, 3, keyframes=10_000)
+    source = RecordingSource(Recording.open(tmp_path / "a.mcap"), clock=Clock())
+    source.follow()
+    assert source.position == 8
+    assert source.damage == (9, 17, -1, num_steps - 18)
+    source.step(1)
+    source.resume()
+    source.poll()
+    assert source.position == 8
+    source.step(-3)
+    assert (source.position, source.damage, source.error) == (5, None, None)
+    source.close(1.0)
 
 
 def test_an_empty_recording_can_be_played_stepped_and_jumped_in() -> None:

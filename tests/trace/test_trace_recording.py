@@ -10,7 +10,7 @@ from pathlib import Path
 import mcap.reader
 import msgspec
 import pytest
-from trace_builder import TraceBuilder, arrived, make_header, simulated_trace
+from trace_builder import TraceBuilder, arrived, fill, make_header, simulated_trace
 
 from engine.trace import recording as recording_module
 from engine.trace.events import Counters, RequestArrived, StepTrace
@@ -489,3 +489,25 @@ def test_a_seek_reads_little_of_the_file(tmp_path):
         assert state.step == n - 1
         assert state.requests[0].num_tokens == 5
         assert len(set(read)) <= 5
+
+
+def test_a_recording_of_600_000_events_opens_without_reading_them_and_its_last_one_is_reached(tmp_path):
+    build = TraceBuilder(make_header(num_blocks=200))
+    build.arrive(0, num_tokens=600)
+    build.prefill(0, list(range(150)), 600)
+    build.step(*(fill(block, 0, 4) for block in range(150)))
+    one, num_steps = build.messages[-1], 4_000
+    with RecordingWriter(tmp_path / "long.mcap", build.header) as writer:
+        for message in build.messages[:-1]:
+            writer(message)
+        for index in range(1, num_steps):
+            writer(msgspec.structs.replace(one, index=index))
+    with Recording.open(tmp_path / "long.mcap") as recording:
+        assert recording.num_steps == num_steps
+        read = []
+        segment = recording._segment
+        recording._segment = lambda at: (read.append(at), segment(at))[1]
+        state = recording.state_at(num_steps - 1)
+        assert len(state.last_step.ops) == 150
+        assert len(recording.parts.segments) > 8
+        assert len(set(read)) <= 4

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from textual.pilot import Pilot
 
     from engine.config import KVDType
+    from engine.trace.damage import Damage
     from kvtui.view import Panel
     from kvtui.widgets.transport import SeekRequested
 
@@ -43,6 +44,7 @@ class Session:
     speed = 1.0
     generation = 0
     error: str | None = None
+    damage: Damage | None = None
 
     def __init__(
         self,

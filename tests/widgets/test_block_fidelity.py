@@ -6,6 +6,7 @@ The reader below knows the legend and the theme's colours, and nothing of how th
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -188,3 +189,44 @@ async def test_without_colour_or_unicode_every_state_is_still_read_back(glyphs, 
                 if grid.blocks_per_cell == 1:
                     assert check_single_blocks(grid, session, glyphs, with_hues=False) > 0
                 grid.zoom_by(-1)
+
+
+def marked(session: Session, glyphs=UNICODE, palette=PALETTE):
+    """A view that marks the head of the free queue, and what each block of it is to be drawn as."""
+    queue = tuple(session.state.free_queue(8).tolist())
+    keyed = {block: glyphs.next_cached if session.state.key[block] else glyphs.next_free for block in queue}
+    return replace(session.view(glyphs=glyphs, palette=palette), next_blocks=queue), keyed
+
+
+@pytest.mark.parametrize(("glyphs", "palette"), [(UNICODE, PALETTE), (ASCII, PALETTE), (UNICODE, MONO), (ASCII, MONO)])
+async def test_the_blocks_that_are_taken_next_are_read_back_at_every_zoom(glyphs, palette) -> None:
+    seen, now = set(), [0.0]
+    for seed in range(4):
+        session, rng, grid = random_session(seed), random.Random(seed), MovableGrid(clock=lambda: now[0])
+        async with PanelApp(grid).run_test(size=(60, 14)):
+            grid.update_view(marked(session, glyphs, palette)[0], (), True)
+            grid.zoom_by(-9)
+            for turn in range(24):
+                steps = session.run(rng.randrange(3))
+                view, expected_of = marked(session, glyphs, palette)
+                grid.update_view(view, steps, False)
+                changed_only = grid._chars.copy()
+                grid._recode()
+                assert (grid._chars == changed_only).all(), "what was left alone looks as it does when all is looked at"
+                now[0] += 1 + FLASH_SECONDS
+                grid.update_view(view, (), False)
+                screen, blocks = cells_of(grid), grid.blocks_per_cell
+                layout, top = grid._layout_now, grid.scroll_offset.y
+                for (x, y), block in blocks_by_cell(grid, session.header.num_blocks).items():
+                    place = layout.block_at(x, y + top)
+                    ours = [grid._order.block(p) for p in range(place, min(place + blocks, session.header.num_blocks))]
+                    right = {expected_of[member] for member in ours if member in expected_of}
+                    char = screen[y][x][0]
+                    if right:
+                        seen |= right
+                        assert char == max(right, key=glyphs.next_cached.__eq__) or (char == " " and blocks == 1)
+                    else:
+                        assert char not in (glyphs.next_free, glyphs.next_cached), f"block {block}"
+                if turn % 4 == 3:
+                    grid.zoom_by(1)
+    assert seen == {glyphs.next_free, glyphs.next_cached}

@@ -54,6 +54,26 @@ async def test_every_cell_says_what_its_block_holds() -> None:
     assert {"moved", "kept"} <= seen
 
 
+async def test_what_was_moved_fades_while_nothing_happens() -> None:
+    app, engine = live(12)
+    async with app.run_test(size=(200, 50)) as pilot:
+        grid = app.main.query_one(CpuGrid)
+        now = [0.0]
+        grid._clock = lambda: now[0]
+        for start in range(0, 240, 2):
+            run(engine, 2, start)  # type: ignore[arg-type]
+            app.hurry()
+            if "⇄" in cells_of(app):
+                break
+        assert grid.flashing
+        now[0] = FLASH_SECONDS + 0.1
+        app.tick()
+        app.hurry()
+        await pilot.pause()
+        assert "⇄" not in cells_of(app)
+        assert not grid.flashing
+
+
 async def test_without_a_cpu_pool_there_is_no_second_grid() -> None:
     engine = pressed_engine(0, "recompute")
     app = KvtuiApp(LiveSource(engine, EngineLoop(engine)), theme="dark")

@@ -77,7 +77,8 @@ async def test_the_panel_says_the_levels_and_the_waste_with_its_formula():
         state = session.state
         assert re.search(rf"used {state.used} .*cached {state.cached} .*free {state.free} .*of 40 blocks", drawn[0])
         assert f"waste {waste.waste:.1%} = 1 − {waste.held_tokens}/({waste.used_blocks}·4)" in drawn[-2]
-        assert f"{waste.reserved_waste:.0%} if each request had reserved its maximum" in drawn[-2]
+        reserved = f"versus {waste.reserved_waste:.0%} = 1 − {waste.held_tokens}/{waste.reserved_slots}"
+        assert f"{reserved} if each request had reserved its maximum for itself" in drawn[-2]
         assert f"2·30 layers·3 kv heads·64·{waste.held_tokens} tokens·2 B" in drawn[-1]
         assert waste.bytes == 2 * 30 * 3 * 64 * waste.held_tokens * 2
         assert drawn[1].lstrip().startswith("40 ")
@@ -126,7 +127,15 @@ async def test_steps_a_column_can_be_chosen():
 
 
 def test_words_come_from_long_to_short_and_in_ascii():
-    waste = Waste(held_tokens=1_234, used_blocks=80, utilisation=0.96, waste=0.04, reserved_waste=0.71, bytes=5_000_000)
+    waste = Waste(
+        held_tokens=1_234,
+        used_blocks=80,
+        utilisation=0.96,
+        waste=0.04,
+        reserved_slots=4_255,
+        reserved_waste=0.71,
+        bytes=5_000_000,
+    )
     for words in (waste_words(waste, 16, ASCII), byte_words(waste, Session().header, ASCII)):
         sizes = [sum(len(text) for text, _ in variant) for variant in words]
         assert sizes == sorted(sizes, reverse=True)

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
 from panel_session import Session, busy_session, lines, shown
 
+from engine.trace.damage import Damage
 from kvtui.widgets.header_bar import HeaderBar, fitting, parts_of
 
 
@@ -73,6 +76,29 @@ async def test_the_badge_says_what_the_session_does(state, badge):
     for name, value in state.items():
         setattr(session, name, value)
     assert badge in await header(session, 100)
+
+
+async def test_a_damaged_recording_says_where_and_how_much_of_it_can_be_read():
+    session = busy_session(12)
+    session.live, session.paused = False, True
+    session.damage = Damage(12, 20, 21, 4)
+    line = await header(session, 80)
+    assert "! DAMAGED at step 12 " in line
+    assert "4 of 12 steps can be read" in line
+    assert "STOPPED" not in line
+
+
+async def test_the_header_says_what_holds_requests_up_and_the_option_that_moves_it():
+    session = busy_session()
+    assert "held up by blocks: raise --num-blocks (now 40)" in await header(session, 160)
+    narrow = await header(session, 80)
+    assert re.search(r"held up by blocks: (raise )?--num-blocks", narrow), narrow
+    assert "● LIVE" in narrow
+    assert "step 29" in narrow
+    idle = Session()
+    idle.ask(max_tokens=4)
+    idle.run(4)
+    assert "held up" not in await header(idle, 200)
 
 
 async def test_a_playback_says_how_long_the_recording_is():

@@ -36,6 +36,22 @@ async def test_the_strip_shows_pieces_filled_reserved_and_the_holes_and_who_woul
         assert str(panel.border_title).startswith(f"The old way ─ {len(ghost.pieces)} of ")
 
 
+async def test_what_paging_shares_is_wasted_in_the_old_way_as_copies():
+    session = Session(num_blocks=120, chunk=64)
+    for _ in range(5):
+        session.ask("one document for all of them " * 3, max_tokens=30)
+        session.run(3)
+    ghost = Ghost(session.header)
+    ghost.rebuild(session.state)
+    lost, copies = ghost.fragmentation(session.state), ghost.copies(session.state)
+    assert copies > 0
+    panel = OldWay()
+    async with shown(panel, session.view(), 104, 12):
+        text = "\n".join(lines(panel))
+        wasted = 1 - (lost.filled_slots - copies) / lost.reserved_slots
+        assert re.search(rf"wasted .* {wasted:.1%} · [\d.]+ MiB, [\d.]+ MiB of it copies", text), text
+
+
 async def test_it_follows_step_by_step_and_comes_to_the_same_after_a_jump():
     session = busy_session(10)
     panel, fresh = OldWay(), OldWay()
