@@ -15,9 +15,10 @@ from textual.geometry import Offset, Region
 from kvtui.view import Panel
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from textual.app import App
     from textual.content import Content
-    from textual.strip import Strip
     from textual.widget import Widget
 
 _SYNC_BEGIN, _SYNC_END = "\x1b[?2026h", "\x1b[?2026l"
@@ -70,14 +71,11 @@ class Painter:
         region, clip = place
         return region if clip.contains_region(region) and region.size == widget.outer_size else None
 
-    def take(self, widget: Widget, y: int, count: int = 1) -> bool:
-        """Note lines of a widget as dirty, y counted from its top border; False where they have to go the long way."""
+    def take(self, widget: Widget, lines: Iterable[int]) -> bool:
+        """Note lines of a widget as dirty, counted from its top border; False where they have to go the long way."""
         if not self._open:
             return False
-        lines = self._lines.get(widget)
-        if lines is None:
-            lines = self._lines[widget] = set()
-        lines.update(range(y, y + count))
+        self._lines.setdefault(widget, set()).update(lines)
         return True
 
     def flush(self) -> None:
@@ -88,12 +86,8 @@ class Painter:
             region = self._place(widget)
             if region is None:
                 widget.refresh()
-                continue
-            for y in sorted(lines):
-                if 0 <= y < region.height:
-                    x, strip = self._line(widget, y, region.width)
-                    out.append(f"\x1b[{region.y + y + 1};{region.x + x + 1}H")
-                    out.append(strip.render(self._app.console))
+            else:
+                out.extend(self._drawn(widget, region, sorted(y for y in lines if 0 <= y < region.height)))
         self._lines.clear()
         driver = self._app._driver
         if out and driver is not None:
@@ -103,23 +97,26 @@ class Painter:
             driver.write("".join(out))
             driver.flush()
 
-    def _line(self, widget: Widget, y: int, width: int) -> tuple[int, Strip]:
-        """One line and where it begins: the content alone, or the whole line where it belongs to the frame."""
-        line = Region(0, y, width, 1)
-        widget._styles_cache.set_dirty(line)
-        frame = widget.gutter
-        if not isinstance(widget, Panel) or not frame.top <= y < widget.outer_size.height - frame.bottom:
-            return 0, widget.render_lines(line)[0]
-        strip = widget.render_line(y - frame.top)
-        for line_filter in widget.get_line_filters():
-            strip = strip.apply_filter(line_filter, widget.background_colors[1])
-        return frame.left, strip
+    def _drawn(self, widget: Widget, region: Region, lines: list[int]) -> Iterator[str]:
+        """Lines of a widget where they belong: the content alone, or the whole line where it is part of the frame."""
+        widget._styles_cache.set_dirty(*(Region(0, y, region.width, 1) for y in lines))
+        console, frame = self._app.console, widget.gutter
+        content = range(frame.top, region.height - frame.bottom) if isinstance(widget, Panel) else range(0)
+        filters = widget.get_line_filters()
+        for y in lines:
+            if y in content:
+                x, strip = frame.left, widget.render_line(y - frame.top)
+                for line_filter in filters:
+                    strip = strip.apply_filter(line_filter, widget.background_colors[1])
+            else:
+                x, strip = 0, widget.render_lines(Region(0, y, region.width, 1))[0]
+            yield f"\x1b[{region.y + y + 1};{region.x + x + 1}H{strip.render(console)}"
 
 
 def show_title(widget: Widget, title: Content) -> None:
     """Put a title into a widget's border by the short way where it is open: it is one line, not the whole widget."""
     painter = getattr(widget.app, "painter", None)
-    if isinstance(painter, Painter) and painter.take(widget, 0):
+    if isinstance(painter, Painter) and painter.take(widget, (0,)):
         widget._border_title = title
     else:
         widget.border_title = title

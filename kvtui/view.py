@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 from textual.binding import Binding
+from textual.geometry import Size
 from textual.message import Message
 from textual.scroll_view import ScrollView
 
@@ -142,13 +143,25 @@ class Panel(ScrollView, can_focus=True, inherit_bindings=False):
         palette = self.view.palette if self.view is not None else None
         return [] if palette is not None and not palette.ansi and not palette.mono else self.app.get_line_filters()
 
+    @property
+    def size(self) -> Size:
+        """Of the content, worked out from the panel's own: asking the compositor takes as long as drawing a line."""
+        outer, gutter = self._size, self.styles.gutter
+        return Size(max(0, outer.width - gutter.width), max(0, outer.height - gutter.height))
+
     def refresh_lines(self, y_start: int, line_count: int = 1) -> None:
         """Have lines drawn again, y counted from the top of what can be scrolled to; the short way where it is open."""
+        self.refresh_rows(range(y_start, y_start + line_count))
+
+    def refresh_rows(self, rows: Sequence[int]) -> None:
+        """Have some lines drawn again, counted likewise."""
         painter = getattr(self.app, "painter", None) if self.is_attached else None
-        y = y_start - self.scroll_offset.y
-        inside = y >= 0 and y + line_count <= self.size.height
-        if painter is None or not inside or not painter.take(self, y + self.gutter.top, line_count):
-            super().refresh_lines(y_start, line_count)
+        top, height = self.scroll_offset.y, self.size.height
+        inside = all(0 <= y - top < height for y in rows)
+        first = self.gutter.top - top
+        if painter is None or not inside or not painter.take(self, [y + first for y in rows]):
+            for y in rows:
+                super().refresh_lines(y)
 
     def update_view(self, view: View, steps: Sequence[StepTrace], reset: bool) -> None:
         """Take a new view.

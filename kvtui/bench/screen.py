@@ -160,10 +160,7 @@ class _Bench:
         self._console = Console(force_terminal=True, color_system="truecolor", width=SIZE[0])
         self._dirty: set[int] = set()
         self.bytes_drawn = 0
-        panel.refresh_lines = self._note  # type: ignore[method-assign]
-
-    def _note(self, y_start: int, line_count: int = 1) -> None:
-        self._dirty.update(range(y_start, y_start + line_count))
+        panel.refresh_rows = self._dirty.update  # type: ignore[method-assign]
 
     def draw(self, lines: Iterator[int] | range | None = None) -> None:
         """Make the bytes of the lines that changed, or of those named."""

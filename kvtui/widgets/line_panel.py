@@ -70,13 +70,15 @@ class LinePanel(Panel):
             self.refresh()
             return
         now = self._keys
-        for y in range(max(len(before), len(now))):
-            if y >= len(now) or y >= len(before) or now[y] != before[y]:
-                self.refresh_lines(y)
+        rows = [y for y, (old, new) in enumerate(zip(before, now, strict=False)) if old != new]
+        rows.extend(range(min(len(before), len(now)), max(len(before), len(now))))
+        if rows:
+            self.refresh_rows(rows)
 
     def _lay_out(self) -> bool:
         """Work out the rows; whether the window has another size than before, so that nothing drawn is of use."""
-        size = (self.size.width, self.size.height)
+        width, height = self.size
+        size = (width, height)
         resized = size != self._drawn_for
         if resized:
             self._drawn_for = size
@@ -87,10 +89,11 @@ class LinePanel(Panel):
 
     def render_line(self, y: int) -> Strip:
         """One line of the window; cheap where nothing changed."""
-        width = self.size.width
+        size = self.size
+        width = size.width
         if self.view is None:
             return Strip.blank(width, self.rich_style)
-        if self._drawn_for != (width, self.size.height):
+        if self._drawn_for != (width, size.height):
             self._lay_out()
         if not 0 <= y < len(self._keys):
             return Strip([Segment(" " * width, self.view.palette.blank)], width)
