@@ -160,7 +160,10 @@ class _Bench:
         self._console = Console(force_terminal=True, color_system="truecolor", width=SIZE[0])
         self._dirty: set[int] = set()
         self.bytes_drawn = 0
-        panel.refresh_rows = self._dirty.update  # type: ignore[method-assign]
+        panel.refresh_rows = self._note  # type: ignore[method-assign]
+
+    def _note(self, rows: Sequence[int]) -> None:
+        self._dirty.update(rows)
 
     def draw(self, lines: Iterator[int] | range | None = None) -> None:
         """Make the bytes of the lines that changed, or of those named."""
