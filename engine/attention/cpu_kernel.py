@@ -26,6 +26,8 @@ from typing import Any
 import numpy as np
 from numba import carray, njit
 
+from engine.attention.cpu_compile import OPTIONS
+from engine.attention.cpu_lanes import LANES
 from engine.attention.cpu_params import (
     AHEAD,
     ATTEND_AND_WRITE,
@@ -39,7 +41,6 @@ from engine.attention.cpu_params import (
     WRITE_ROWS,
 )
 from engine.attention.cpu_vector import (
-    LANES,
     convert_row,
     copy_bytes,
     element_size,
@@ -49,18 +50,16 @@ from engine.attention.cpu_vector import (
     fill_offsets,
     max_row,
     multiply_row,
-    output_size,
+    norm_row,
     pointer_to,
     put_row,
+    rotate_row,
     scale_row,
     scores,
     softcap_row,
     store_row,
     weigh,
 )
-
-OPTIONS = {"error_model": "numpy", "boundscheck": False}
-"""Nobody could catch an exception of the worker; its arguments are checked before."""
 
 _compiled = njit(**OPTIONS)
 _NEG_INF = np.float32(-np.inf)
@@ -164,7 +163,14 @@ def _attend(p, tag, cache_tag, table, first_row, first_pos, num_queries, head, h
     for r in range(rows):
         query_head = head * p.group + r % p.group
         source = (first_row + r // p.group) * p.query_token_stride + query_head * p.query_head_stride
-        convert_row(tag, p.query + source * element_size(tag), q + r * p.width * 4, p.head_dim, p.width, p.scale)
+        target = q + r * p.width * 4
+        factor = p.scale if p.rotary == 0 else _ONE
+        convert_row(tag, p.query + source * element_size(tag), target, p.head_dim, p.width, factor)
+        if p.rotary != 0:
+            if p.query_norm != 0:
+                norm_row(tag, target, p.head_dim, p.query_norm, p.query_eps)
+            angles = p.rotary + (first_pos + r // p.group) * p.head_dim * 4
+            rotate_row(target, angles, p.head_dim, p.scale)
         maxima[r] = _NEG_INF
         sums[r] = _ZERO
         if p.sinks != 0:
@@ -227,15 +233,18 @@ def _attend(p, tag, cache_tag, table, first_row, first_pos, num_queries, head, h
                 weigh(_F32, 0, rows, weights + t * 4, TILE_KV, gathered, in_scratch, m, p.width, acc)
         start = end
 
-    out_size = output_size(tag)
+    out_size = element_size(tag)
     for r in range(rows):
         target = (first_row + r // p.group) * p.num_kv_heads * p.group + head * p.group + r % p.group
         store_row(tag, acc + r * p.width * 4, p.out + target * p.head_dim * out_size, p.head_dim, _ONE / sums[r])
 
 
 @_compiled
-def _write(p, tag, cache_tag, first_row, last_row, first_head, last_head):
-    """Put keys and values of rows and KV heads into their slots; the ends are exclusive."""
+def _write(p, tag, cache_tag, first_row, last_row, first_head, last_head, floats):
+    """Put keys and values of rows and KV heads into their slots; the ends are exclusive.
+
+    A row passes through `width` floats of scratch, where a key gets its norm and its position.
+    """
     slots = carray(pointer_to(p.slot_mapping), p.num_tokens, np.int64)
     size, cache_size = element_size(tag), element_size(cache_tag)
     for row in range(first_row, last_row):
@@ -250,7 +259,13 @@ def _write(p, tag, cache_tag, first_row, last_row, first_head, last_head):
                 if is_value:
                     source = p.value + (row * p.value_token_stride + head * p.value_head_stride) * size
                     to += p.num_kv_heads * p.block_size * p.head_dim
-                scale = put_row(tag, cache_tag, source, p.cache + to * cache_size, p.head_dim)
+                convert_row(tag, source, floats, p.head_dim, p.width, _ONE)
+                if p.rotary != 0 and not is_value:
+                    if p.key_norm != 0:
+                        norm_row(tag, floats, p.head_dim, p.key_norm, p.key_eps)
+                    position = carray(pointer_to(p.positions), p.num_tokens, np.int64)[row]
+                    rotate_row(floats, p.rotary + position * p.head_dim * 4, p.head_dim, _ONE)
+                scale = put_row(cache_tag, floats, p.cache + to * cache_size, p.head_dim)
                 if p.scales != 0:
                     carray(pointer_to(p.scales + to // p.head_dim * 4), 1, np.float32)[0] = scale
 
@@ -264,14 +279,15 @@ def make_worker(tag: Any, cache_tag: Any) -> Any:
 
     def worker(address):
         p = carray(pointer_to(address), 1, PARAMS)[0]
+        scratch = p.scratch + fetch_add(p.counters + SLOT, 1) * p.scratch_stride * 4
         if p.phase == WRITE:
             while True:
                 first_row = fetch_add(p.counters + CURSOR, 1) * WRITE_ROWS
                 if first_row >= p.num_tokens:
                     return
-                _write(p, tag, cache_tag, first_row, min(first_row + WRITE_ROWS, p.num_tokens), 0, p.num_kv_heads)
+                last_row = min(first_row + WRITE_ROWS, p.num_tokens)
+                _write(p, tag, cache_tag, first_row, last_row, 0, p.num_kv_heads, scratch)
 
-        scratch = p.scratch + fetch_add(p.counters + SLOT, 1) * p.scratch_stride * 4
         items = carray(pointer_to(p.items), (p.num_items, 3), np.int32)
         head_groups = p.num_kv_heads // p.heads_per_item
         while True:
@@ -287,7 +303,7 @@ def make_worker(tag: Any, cache_tag: Any) -> Any:
             first_head = (ticket % head_groups) * p.heads_per_item
             last_head = first_head + p.heads_per_item
             if p.phase == ATTEND_AND_WRITE:
-                _write(p, tag, cache_tag, first_row, first_row + num_queries, first_head, last_head)
+                _write(p, tag, cache_tag, first_row, first_row + num_queries, first_head, last_head, scratch)
             for head in range(first_head, last_head):
                 left = last_head - 1 - head
                 _attend(p, tag, cache_tag, table, first_row, first_pos, num_queries, head, left, scratch)

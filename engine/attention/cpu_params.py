@@ -47,6 +47,10 @@ OF_CALL = (
     "value_head_stride",
     "layer_offset",
     "window",
+    "positions",
+    "rotary",
+    "query_norm",
+    "key_norm",
 )
 """What each layer's call sets, at the front of the record and in this order."""
 
@@ -75,7 +79,7 @@ OF_STEP = (
 )
 """What all layers of a step share."""
 
-_FLOATS = ("scale", "softcap")
+_FLOATS = ("scale", "softcap", "query_eps", "key_eps")
 
 PARAMS = np.dtype(
     [(name, np.int64) for name in OF_CALL]
@@ -83,7 +87,10 @@ PARAMS = np.dtype(
     + [(name, np.int64) for name in OF_STEP]
 )
 """The record. Strides and offsets are in elements; `width` is head_dim rounded up to whole vectors; 0 stands for no
-scales, no sinks, no window and no soft cap; `items` is int32 `[num_items, 3]`: sequence, first row, number of rows."""
+scales, no sinks, no window, no soft cap, no rotary positions and no norms before them; `rotary` is float32
+`[positions, head_dim]`, of each position the cosines of its angles and then the sines; `positions` is int64
+`[num_tokens]`; norms' weights are of the queries' type; `items` is int32 `[num_items, 3]`: sequence, first row,
+number of rows."""
 
 CALL = struct.Struct(f"={len(OF_CALL)}q{len(_FLOATS)}f")
 """How the front of the record is packed, in one go: setting fields one by one would take longer than a small batch."""

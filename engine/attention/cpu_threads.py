@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _WORKER = ctypes.CFUNCTYPE(None, ctypes.c_int64)
+_BRIEF_WORKER = ctypes.PYFUNCTYPE(None, ctypes.c_int64)
 
 
 def launcher(worker: int, num_threads: int) -> Callable[[int], None]:
@@ -45,6 +46,17 @@ def launcher(worker: int, num_threads: int) -> Callable[[int], None]:
             other.result()
 
     return run
+
+
+def brief(worker: int) -> Callable[[int], None]:
+    """A function that calls a worker on the caller's thread, for what takes some microseconds.
+
+    The interpreter stays locked meanwhile: to get the lock back from another Python thread may take milliseconds.
+
+    Args:
+        worker: Address of a C function `void (int64)`.
+    """
+    return _BRIEF_WORKER(worker)
 
 
 def description() -> str:

@@ -2,8 +2,9 @@
 
 Llama, SmolLM, Mistral, Qwen2 and Qwen3 share one layer: RMS norm, attention with rotary positions, RMS norm, gated MLP.
 transformers computes it in some forty small operations; here the three attention projections are one, gate and up are
-one, and the residual stream is updated in place. The weights are transformers' own. `FusedLlama.of` refuses whatever
-it does not know exactly, and the loader compares the logits of both before it lets this one take over.
+one, the residual stream is updated in place, and what lies between the linear layers is done in few passes
+(`layer_operations.py`). The weights are transformers' own. `FusedLlama.of` refuses whatever it does not know exactly,
+and the loader compares the logits of both before it lets this one take over.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 
 from engine.model.embedding import Embedding
+from engine.model.layer_operations import LayerAttention, Norm, make_operations
 from engine.model.projection import MakeProjection, Projection, join, make_projection, packs
 
 if TYPE_CHECKING:
@@ -33,30 +34,14 @@ class NotFusableError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Norm:
-    weight: torch.Tensor
-    eps: float
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-
-    @classmethod
-    def of(cls, module: Any) -> _Norm:
-        return cls(module.weight.detach().clone(), float(module.variance_epsilon))
-
-
-@dataclass(frozen=True, slots=True)
 class _Layer:
-    input_norm: _Norm
+    input_norm: Norm
     qkv: Projection
-    query_norm: _Norm | None
-    key_norm: _Norm | None
+    attention: LayerAttention
     out: Projection
-    post_norm: _Norm
+    post_norm: Norm
     gate_up: Projection
     down: Projection
-    sliding_window: int | None
-    scale: float
 
 
 class FusedLlama:
@@ -70,23 +55,19 @@ class FusedLlama:
         max_positions: int,
         make: MakeProjection = make_projection,
     ) -> None:
-        config = model.config
-        self._attention = attention
         self._layers = layers
         embedding = model.model.embed_tokens.weight.detach()
         # Where the linear layers have copies, the embedding has one too: it alone would keep the whole file mapped.
         copied = make is not make_projection or packs(embedding)
         self._embedding = Embedding(embedding, copied=copied)
-        self._norm = _Norm.of(model.model.norm)
+        self._norm = Norm.of(model.model.norm)
+        self._next_norms = [*(layer.input_norm for layer in layers[1:]), self._norm]
         self._head = make(model.lm_head.weight.detach(), _bias(model.lm_head))
-        self._num_heads: int = config.num_attention_heads
-        self._num_kv_heads: int = config.num_key_value_heads
-        self._head_dim: int = model.model.layers[0].self_attn.head_dim
-        self._intermediate: int = config.intermediate_size
         positions = torch.arange(max_positions, device=self._embedding.device)[None]
         with torch.inference_mode():
             cos, sin = model.model.rotary_emb(embedding[:1], positions)
-        self._cos, self._sin = cos[0], sin[0]
+        num_kv_heads: int = model.config.num_key_value_heads
+        self._operations = make_operations(attention, cos[0], sin[0], num_kv_heads, self._embedding.dtype)
 
     @classmethod
     def of(
@@ -115,7 +96,7 @@ class FusedLlama:
             if type(layer).__name__ != _KNOWN[name]:
                 raise NotFusableError(f"one of its layers is a {type(layer).__name__}, not a {_KNOWN[name]}")
         try:
-            layers = [_fuse(layer, make) for layer in model.model.layers]
+            layers = [_fuse(index, layer, make) for index, layer in enumerate(model.model.layers)]
         except (AttributeError, ValueError) as error:
             raise NotFusableError(f"one of its layers cannot be joined: {error}") from error
         return cls(model, attention, layers, max_positions, make)
@@ -134,38 +115,22 @@ class FusedLlama:
         Returns:
             Logits `[R, vocab]` in the model's dtype.
         """
+        operations = self._operations
         hidden = self._embedding(input_ids)
-        cos, sin = self._cos[positions][:, None], self._sin[positions][:, None]
-        num_q, num_kv, dim = self._num_heads, self._num_kv_heads, self._head_dim
-        last = len(self._layers) - 1
-        for index, layer in enumerate(self._layers):
-            qkv = layer.qkv(layer.input_norm(hidden)).view(-1, num_q + 2 * num_kv, dim)
-            rotated = qkv[:, : num_q + num_kv]
-            if layer.query_norm is not None and layer.key_norm is not None:
-                keys = layer.key_norm(rotated[:, num_q:])
-                rotated = torch.cat((layer.query_norm(rotated[:, :num_q]), keys), 1)
-            rotated = _rotate(rotated, cos, sin)
-            context = self._attention(
-                rotated[:, :num_q],
-                rotated[:, num_q:],
-                qkv[:, num_q + num_kv :],
-                index,
-                metadata,
-                scale=layer.scale,
-                sliding_window=layer.sliding_window,
-            )
-            context = context.reshape(-1, num_q * dim)
-            if index == last:
+        angles = operations.angles(positions)
+        normed = operations.norm(hidden, self._layers[0].input_norm)
+        for layer, next_norm in zip(self._layers, self._next_norms, strict=True):
+            context = operations.attend(layer.qkv(normed), angles, layer.attention, metadata)
+            if next_norm is self._norm:
                 # Nothing after the last attention looks at other rows: compute only those that are asked for.
                 hidden, context = hidden[rows], context[rows]
-            hidden = layer.out(context).add_(hidden)
-            gate_up = layer.gate_up(layer.post_norm(hidden))
-            gate = F.silu(gate_up[:, : self._intermediate]).mul_(gate_up[:, self._intermediate :])
-            hidden = layer.down(gate).add_(hidden)
-        return self._head(self._norm(hidden))
+            normed = operations.add_norm(hidden, layer.out(context), layer.post_norm)
+            gated = operations.gate(layer.gate_up(normed))
+            normed = operations.add_norm(hidden, layer.down(gated), next_norm)
+        return self._head(normed)
 
 
-def _fuse(layer: Any, make: MakeProjection) -> _Layer:
+def _fuse(index: int, layer: Any, make: MakeProjection) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
     query_norm = getattr(attention, "q_norm", None)
     key_norm = getattr(attention, "k_norm", None)
@@ -173,24 +138,20 @@ def _fuse(layer: Any, make: MakeProjection) -> _Layer:
     if getattr(attention.config, "use_sliding_window", True) is False:
         window = None
     return _Layer(
-        input_norm=_Norm.of(layer.input_layernorm),
+        input_norm=Norm.of(layer.input_layernorm),
         qkv=join([attention.q_proj, attention.k_proj, attention.v_proj], make),
-        query_norm=None if query_norm is None else _Norm.of(query_norm),
-        key_norm=None if key_norm is None else _Norm.of(key_norm),
+        attention=LayerAttention(
+            layer=index,
+            scale=float(attention.scaling),
+            sliding_window=window,
+            query_norm=None if query_norm is None else Norm.of(query_norm),
+            key_norm=None if key_norm is None else Norm.of(key_norm),
+        ),
         out=make(attention.o_proj.weight.detach(), _bias(attention.o_proj)),
-        post_norm=_Norm.of(layer.post_attention_layernorm),
+        post_norm=Norm.of(layer.post_attention_layernorm),
         gate_up=join([mlp.gate_proj, mlp.up_proj], make),
         down=make(mlp.down_proj.weight.detach(), _bias(mlp.down_proj)),
-        sliding_window=window,
-        scale=float(attention.scaling),
     )
-
-
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary positions (Su et al., 2021) in transformers' half-split form; x `[T, H, D]`, cos and sin `[T, 1, D]`."""
-    half = x.shape[-1] // 2
-    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
-    return (x * cos).add_(turned.mul_(sin))
 
 
 def _bias(linear: Any) -> torch.Tensor | None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.attention import cpu, cpu_threads, reference
+from engine.attention import cpu, cpu_compile, cpu_threads, reference
 from engine.attention.metadata import PAD_SLOT, AttentionMetadata
 from engine.attention.quantised import dequantise, quantise
 from engine.kv_cache import KVCache
@@ -419,7 +419,12 @@ def test_an_unknown_element_type_is_refused_by_name():
         cpu.warmup(torch.float16, torch.float32)
 
 
-def test_compiled_code_is_kept_in_the_folder_that_the_user_names(monkeypatch, tmp_path):
+def test_compiled_code_is_kept_in_the_folder_that_the_user_names_for_each_state_of_its_sources(monkeypatch, tmp_path):
     monkeypatch.setenv("KVTUI_CACHE", str(tmp_path))
-    assert cpu.cache_dir().is_relative_to(tmp_path / "numba")
-    assert cpu.cache_dir() == cpu.cache_dir()
+    source = tmp_path / "source.py"
+    source.write_text("first")
+    first = cpu_compile.cache_dir([source])
+    assert first.is_relative_to(tmp_path / "numba")
+    assert cpu_compile.cache_dir([source]) == first
+    source.write_text("second")
+    assert cpu_compile.cache_dir([source]) != first

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -18,6 +20,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from engine.attention import cpu, reference
 from engine.attention.metadata import AttentionMetadata, positions_of
 from engine.attention.reference import paged_attention
 from engine.kv_cache import KVCache
@@ -61,21 +64,20 @@ def model(request: pytest.FixtureRequest):
     return made
 
 
-def paged_logits(model, prompts: list[list[int]], chunks: list[int]) -> list[torch.Tensor]:
+def paged_logits(model, prompts: list[list[int]], chunks: list[int], attention=paged_attention) -> list[torch.Tensor]:
     """Last-row logits of each prompt, computed chunk by chunk in one packed batch with scattered blocks."""
     block_size, max_blocks = 4, 12
-    attention = model.model.layers[0].self_attn
     cache = KVCache(
         num_blocks=len(prompts) * max_blocks,
         num_layers=3,
         num_kv_heads=2,
         block_size=block_size,
-        head_dim=attention.head_dim,
-        dtype=torch.float32,
+        head_dim=model.model.layers[0].self_attn.head_dim,
+        dtype=model.dtype,
         poison=True,
     )
     table = np.random.default_rng(3).permutation(cache.num_blocks).reshape(len(prompts), max_blocks).astype(np.int32)
-    fused = FusedLlama.of(model, paged_attention, 128)
+    fused = FusedLlama.of(model, attention, 128)
     done = [0] * len(prompts)
     last: list[torch.Tensor] = []
     for chunk in chunks:
@@ -97,16 +99,50 @@ def paged_logits(model, prompts: list[list[int]], chunks: list[int]) -> list[tor
     return last
 
 
-@pytest.mark.parametrize("chunks", [[64], [5, 5, 5, 5, 5, 5, 5]])
-def test_logits_equal_transformers_own(model, chunks: list[int]) -> None:
+def prompts_of(*lengths: int) -> list[list[int]]:
     rng = np.random.default_rng(11)
-    prompts = [rng.integers(1, 97, size=n).tolist() for n in (1, 4, 5, 17, 31)]
-    ours = paged_logits(model, prompts, chunks)
+    return [rng.integers(1, 97, size=n).tolist() for n in lengths]
+
+
+@pytest.mark.parametrize("attention", [reference.paged_attention, cpu.paged_attention], ids=["torch", "compiled"])
+@pytest.mark.parametrize("chunks", [[64], [5, 5, 5, 5, 5, 5, 5]])
+def test_logits_equal_transformers_own(model, chunks: list[int], attention) -> None:
+    prompts = prompts_of(1, 4, 5, 17, 31)
+    ours = paged_logits(model, prompts, chunks, attention)
     for prompt, got in zip(prompts, ours, strict=True):
         with torch.inference_mode():
             want = model(torch.tensor([prompt])).logits[0, -1]
         assert want.std() > 0.05
         torch.testing.assert_close(got, want, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@torch.inference_mode()
+def test_half_precision_is_no_further_from_float32_than_transformers(model, dtype: torch.dtype) -> None:
+    prompts = prompts_of(5, 17, 31)
+    exact = [model(torch.tensor([prompt])).logits[0, -1] for prompt in prompts]
+    half = copy.deepcopy(model).to(dtype)
+    ours = paged_logits(half, prompts, [64], cpu.paged_attention)
+    theirs = [half(torch.tensor([prompt])).logits[0, -1] for prompt in prompts]
+
+    def error(got: list[torch.Tensor]) -> float:
+        return float(torch.stack([(g.float() - e).norm() / e.norm() for g, e in zip(got, exact, strict=True)]).mean())
+
+    assert error(ours) < 1.2 * error(theirs)
+
+
+def test_a_request_of_nan_leaves_the_others_their_logits_to_the_bit(model) -> None:
+    poison, prompts = 96, prompts_of(17, 9, 4, 31)
+    prompts = [[token % poison for token in prompt] for prompt in prompts]
+    clean = paged_logits(model, prompts, [5] * 7, cpu.paged_attention)
+    prompts[1][3] = poison
+    with torch.no_grad():
+        model.model.embed_tokens.weight[poison] = float("nan")
+    spoilt = paged_logits(model, prompts, [5] * 7, cpu.paged_attention)
+    assert not spoilt[1].isfinite().any()
+    # Where the head is the embedding, one column of the logits is NaN for everyone.
+    for i in (0, 2, 3):
+        assert torch.equal(spoilt[i][:poison], clean[i][:poison])
 
 
 def test_another_family_is_refused_by_name() -> None:

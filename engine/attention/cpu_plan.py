@@ -1,0 +1,242 @@
+"""What every layer of one step shares with the compiled attention: the items of work and most of the record.
+
+A worker is compiled for each pair of a model's and a cache's element type (`cpu_compile.py`). What depends on the batch
+alone is worked out in the first layer of a step and kept for the others.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from engine.attention import cpu_threads
+from engine.attention.cpu_compile import TAGS, Compiled
+from engine.attention.cpu_lanes import LANES
+from engine.attention.cpu_pages import advise_large_pages
+from engine.attention.cpu_params import (
+    ATTEND,
+    ATTEND_AND_WRITE,
+    CALL,
+    MAX_ROWS,
+    NUM_COUNTERS,
+    PARAMS,
+    STEP,
+    TILE_ROWS,
+    WRITE,
+    scratch_floats,
+)
+from engine.attention.metadata import positions_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from engine.attention.metadata import AttentionMetadata
+
+_OF_MODELS = (torch.bfloat16, torch.float16, torch.float32)
+_OF_CACHES = (torch.bfloat16, torch.int8, torch.float8_e4m3fn)
+"""Beside the model's own."""
+
+_SOURCES = ("cpu_kernel.py", "cpu_lanes.py", "cpu_params.py", "cpu_vector.py")
+
+_SERIAL_WORK = 1 << 15
+"""Below about this many multiplications one thread is done before a second one would have started."""
+
+
+@functools.cache
+def _compiled(dtype: torch.dtype, cache_dtype: torch.dtype) -> Compiled:
+    from engine.attention import cpu_kernel
+
+    return Compiled(lambda: cpu_kernel.make_worker(TAGS[dtype], TAGS[cache_dtype]), _sources())
+
+
+def _sources() -> list[Path]:
+    return [Path(__file__).with_name(name) for name in _SOURCES]
+
+
+def warmup(dtype: torch.dtype, cache_dtype: torch.dtype | None = None) -> float:
+    """Compile, or load from the cache folder, what an element type needs; so that no first step waits for it.
+
+    Args:
+        dtype: Of queries, keys and values.
+        cache_dtype: Of the KV cache; by default the same.
+
+    Returns:
+        Seconds it took; of the first time where it was ready before.
+
+    Raises:
+        ValueError: There is no worker for the types.
+    """
+    cache_dtype = cache_dtype or dtype
+    for what, each, known in (("", dtype, _OF_MODELS), ("a cache of ", cache_dtype, (dtype, *_OF_CACHES))):
+        if each not in known:
+            names = ", ".join(str(d).removeprefix("torch.") for d in known)
+            raise ValueError(
+                f"the CPU attention does not know {what}{each}: use one of {names}, or the reference attention"
+            )
+    return _compiled(dtype, cache_dtype).seconds
+
+
+class _Workspace(threading.local):
+    """What a thread that calls attention keeps: memory for the workers, and the plan of the step that it is in."""
+
+    def __init__(self) -> None:
+        self.plan: Plan | None = None
+        self.scratch = np.empty(0, np.float32)
+        self.record = np.zeros(PARAMS.itemsize, np.uint8)
+        counters = np.zeros(2 * NUM_COUNTERS, np.int64)
+        first = -(counters.ctypes.data // 8) % NUM_COUNTERS
+        self.counters = counters[first : first + NUM_COUNTERS]
+        self.addresses = self.record.ctypes.data, self.counters.ctypes.data
+
+    def scratch_address(self, num_floats: int) -> int:
+        """Address of that much memory, valid until more is asked for."""
+        if len(self.scratch) < num_floats:
+            self.scratch = np.empty(num_floats, np.float32)
+        return int(self.scratch.ctypes.data)
+
+
+_workspace = _Workspace()
+
+
+class Plan:
+    """One step, as the worker is told of it.
+
+    Attributes:
+        metadata: Of the step.
+        num_heads: Query heads.
+        dtype: Of queries, keys and values.
+        layout: Shapes, strides and types that were found to fit.
+        layer_stride: Of the cache, in elements.
+        packed: Shape, strides and type of joined rows that were found to fit.
+    """
+
+    def __init__(self, metadata: AttentionMetadata, num_heads: int, dtype: torch.dtype) -> None:
+        cache = metadata.kv_cache
+        _check_step(metadata, num_heads)
+        warmup(dtype, cache.dtype)
+        advise_large_pages(cache)
+        compiled = _compiled(dtype, cache.dtype)
+        self.metadata = metadata
+        self.num_heads = num_heads
+        self.dtype = dtype
+        self.layout: tuple[object, ...] = ()
+        self.packed: tuple[object, ...] = ()
+        self._positions: NDArray[np.int64] | None = None
+        self.layer_stride = cache.data.stride(1)
+        group = num_heads // cache.num_kv_heads
+        width = -(-cache.head_dim // LANES) * LANES
+        queries = min(metadata.max_query_len, max(1, MAX_ROWS // group))
+        self._items, cost = _items(metadata, max(1, queries))
+        num_items = len(self._items)
+        num_threads = torch.get_num_threads() if cost * num_heads * cache.head_dim > _SERIAL_WORK else 1
+        # All heads of a block lie side by side, so one thread takes them together unless others would have nothing.
+        together = num_items >= 4 * num_threads
+        max_rows = -(-group * queries // TILE_ROWS) * TILE_ROWS
+        stride = -(-scratch_floats(max_rows, width) // 16) * 16
+        self._record = _workspace.record.data
+        self._address, counters = _workspace.addresses
+        self._counters = _workspace.counters
+        STEP.pack_into(
+            self._record,
+            CALL.size,
+            counters,
+            _workspace.scratch_address(num_threads * stride),
+            cache.data.data_ptr(),
+            0 if cache.scales is None else cache.scales.data_ptr(),
+            metadata.query_start_loc.data_ptr(),
+            metadata.seq_lens.data_ptr(),
+            metadata.block_table.data_ptr(),
+            metadata.slot_mapping.data_ptr(),
+            self._items.ctypes.data,
+            metadata.num_tokens,
+            num_items,
+            cache.num_kv_heads if together else 1,
+            cache.data.stride(0),
+            cache.block_size,
+            metadata.block_table.shape[1],
+            cache.head_dim,
+            width,
+            group,
+            cache.num_kv_heads,
+            stride,
+            max_rows,
+        )
+        self._launch = cpu_threads.launcher(compiled.address, num_threads)
+        alone = metadata.max_query_len <= queries
+        self._phases = (ATTEND_AND_WRITE,) if alone else (WRITE, ATTEND)
+
+    def positions(self) -> int:
+        """Address of every row's position, int64 `[T]`."""
+        if self._positions is None:
+            self._positions = positions_of(self.metadata.host_query_start_loc, self.metadata.host_seq_lens)
+        return int(self._positions.ctypes.data)
+
+    def run(self, *call: float) -> None:
+        """Do one layer; what is given is `OF_CALL` without the phase, then the floats."""
+        for phase in self._phases:
+            CALL.pack_into(self._record, 0, phase, *call)
+            self._counters.fill(0)
+            self._launch(self._address)
+
+
+def plan_of(metadata: AttentionMetadata, num_heads: int, dtype: torch.dtype) -> Plan:
+    """The plan of the step that this thread is in."""
+    plan = _workspace.plan
+    if plan is None or plan.metadata is not metadata or plan.num_heads != num_heads or plan.dtype != dtype:
+        plan = _workspace.plan = Plan(metadata, num_heads, dtype)
+    return plan
+
+
+def _items(metadata: AttentionMetadata, queries: int) -> tuple[NDArray[np.int32], int]:
+    """Cut the batch into items of at most `queries` rows of one sequence, the most costly first.
+
+    Returns:
+        int32 `[n, 3]`, of each item its sequence, its first row in the batch and its number of rows; and the cost of
+        all in scores per head.
+    """
+    starts = metadata.host_query_start_loc
+    lens = np.diff(starts)
+    counts = -(-lens // queries)
+    seq = np.repeat(np.arange(len(lens)), counts)
+    nth = np.arange(len(seq)) - np.repeat(np.cumsum(counts) - counts, counts)
+    start = starts[seq] + nth * queries
+    ends = starts[seq + 1]
+    length = np.minimum(queries, ends - start)
+    cost = (metadata.host_seq_lens[seq] - ends + start + length) * length
+    order = np.argsort(-cost, kind="stable")
+    return np.stack((seq, start, length), axis=1)[order].astype(np.int32), int(cost.sum())
+
+
+def _check_step(metadata: AttentionMetadata, num_heads: int) -> None:
+    """Refuse a batch that would make compiled code touch memory outside the cache; once a step."""
+    cache = metadata.kv_cache
+    if cache.device.type != "cpu":
+        raise ValueError(f"the CPU attention cannot reach a cache on {cache.device}: choose another implementation")
+    if cache.scales is not None and (cache.scales.dtype != torch.float32 or not cache.scales.is_contiguous()):
+        raise ValueError("the cache's scales are to be contiguous float32: leave them as they were allocated")
+    if num_heads < 1 or num_heads % cache.num_kv_heads:
+        raise ValueError(f"{num_heads} query heads cannot share {cache.num_kv_heads} KV heads evenly")
+    lens = np.diff(metadata.host_query_start_loc)
+    seq_lens = metadata.host_seq_lens
+    if (lens < 0).any() or (lens > seq_lens).any():
+        seq = int(np.flatnonzero((lens < 0) | (lens > seq_lens))[0])
+        raise ValueError(f"sequence {seq} has {lens[seq]} query rows and {seq_lens[seq]} positions: build it anew")
+    table = metadata.host_block_table
+    blocks = -(-seq_lens // cache.block_size)
+    if table.shape[1] < int(blocks.max(initial=0)):
+        raise ValueError(f"a block table of {table.shape[1]} columns is too short for {metadata.max_seq_len} positions")
+    used = np.arange(table.shape[1]) < np.where(lens > 0, blocks, 0)[:, None]
+    wrong = used & ((table < 0) | (table >= cache.num_blocks))
+    if wrong.any():
+        seq, column = (int(n) for n in np.argwhere(wrong)[0])
+        raise ValueError(
+            f"block {table[seq, column]} in the table of sequence {seq} is outside the pool of {cache.num_blocks}"
+        )
+    slots = metadata.host_slot_mapping
+    if len(slots) != metadata.num_tokens or int(slots.max(initial=-1)) >= cache.num_blocks * cache.block_size:
+        raise ValueError(f"the slot mapping does not fit {metadata.num_tokens} rows and {cache.num_blocks} blocks")
