@@ -19,6 +19,7 @@ from engine.trace.marks import ALL_KINDS, MarkKind, marks_of
 from engine.trace.reader import Recording
 from engine.trace.recording import RecordingWriter
 from kvtui.app import KvtuiApp
+from kvtui.block_flash import FLASH_SECONDS
 from kvtui.capture_output import OutputCapture
 from kvtui.palette import ThemeError, load_palettes
 from kvtui.sources.live import LiveSource
@@ -403,6 +404,43 @@ def test_a_locale_without_unicode_gets_the_ascii_set(monkeypatch, name) -> None:
     assert Live().app.glyphs.ascii
     monkeypatch.setenv(name, "de_DE.UTF-8")
     assert not Live().app.glyphs.ascii
+
+
+@pytest.mark.parametrize(("ascii_only", "mark"), [(False, "▚"), (True, ";")])
+async def test_a_key_marks_what_is_evicted_next_and_legend_and_help_say_so(ascii_only, mark, monkeypatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    live = Live(num_blocks=24, ascii_only=ascii_only)
+    live.ask(4, max_tokens=40)
+    async with live.app.run_test(size=(80, 24)) as pilot:
+        live.run(250)
+        await frame(pilot)
+        state = live.source.state
+        queue = state.free_queue(8).tolist()
+        evicted = sum(1 for block in queue if state.key[block])
+        assert evicted > 0
+        await asyncio.sleep(FLASH_SECONDS + 0.1)  # What was just evicted says so first.
+        await frame(pilot)
+        assert mark not in text_of(live.app)
+        await pilot.press("e")
+        await frame(pilot)
+        picture = text_of(live.app)
+        assert f"{mark} evicted next {evicted} " in picture
+        assert sum(line.count(mark * 2) for line in picture.splitlines()) == evicted
+        await pilot.press("question_mark")
+        await pilot.pause()
+        assert "evicted" in "".join(str(widget.render()) for widget in live.app.screen.query("Static"))
+        await pilot.press("escape", "e")
+        await frame(pilot)
+        assert mark not in text_of(live.app)
+
+
+async def test_a_policy_without_a_queue_marks_nothing_next() -> None:
+    engine = simulated_engine(EngineConfig(scheduler=SchedulerConfig(policy="contiguous")))
+    app = KvtuiApp(LiveSource(engine, EngineLoop(engine)), theme="dark")
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("e")
+        await frame(pilot)
+        assert not app.marks_next
 
 
 async def test_no_color_leaves_no_colour_anywhere(monkeypatch) -> None:

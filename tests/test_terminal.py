@@ -12,6 +12,7 @@ import subprocess
 import sys
 import termios
 import time
+from pathlib import Path
 
 import pytest
 
@@ -221,14 +222,25 @@ def test_what_the_process_prints_never_reaches_the_screen_but_the_log_panel(term
     session.check_given_back()
 
 
-def test_nothing_is_written_while_paused(terminal) -> None:
+def test_nothing_is_written_while_paused_and_next_to_nothing_computed(terminal) -> None:
     session = terminal("runs")
     session.press(b" ")
     session.read_until(b"PAUSED")
     session.read(2.5)
+    before = cpu_seconds(session.process.pid)
     assert session.read(2.0) == b""
+    assert cpu_seconds(session.process.pid) - before <= 0.05, "waking up five times a second is all there is to do"
     session.press(b"q")
     assert session.end() == 0
+
+
+def cpu_seconds(process: int) -> float:
+    """Time that a process has computed for; 0 where the system does not tell."""
+    stat = Path(f"/proc/{process}/stat")
+    if not stat.exists():
+        return 0.0
+    ticks = stat.read_text().rpartition(")")[2].split()[11:13]
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
 
 def test_a_terminal_that_takes_nothing_does_not_keep_one_from_quitting(terminal) -> None:

@@ -221,7 +221,7 @@ def _damage_lines(recording: Recording, found: Audit, clean: Callable[[str], str
         return []
     lines = [f"{'damage':12} {clean(found.damage)}"]
     more = [f"{first:,} to {last:,}" for first, last in found.lost]
-    if len(more) > 1:
+    if len(more) > 1 or not all(f"steps {first} to {last}" in found.damage for first, last in found.lost):
         rest = f" and {counted(len(more) - NAMED_RUNS, 'more run')}" if len(more) > NAMED_RUNS else ""
         lines.append(f"{'':12} in all, the steps {', '.join(more[:NAMED_RUNS])}{rest}")
     if found.num_steps:

@@ -154,7 +154,7 @@ def sign_of(view: View) -> tuple[str, str]:
     speed = f"{source.speed:g}{glyphs.times}{loop}"
     if source.damage is not None:
         beyond = source.damage.beyond
-        return f"! {glyphs.arrow_right} goes on at {beyond:,}" if beyond >= 0 else "! nothing behind it", "error"
+        return f"! {glyphs.arrow_right} goes on at {beyond:,}" if beyond >= 0 else "! cannot go on", "error"
     if source.looking_back:
         if source.paused:
             return f"{glyphs.arrow_left} PAST", "warning"

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 from panel_session import Session, busy_session, lines, shown
 
+from engine.trace.damage import Damage
+from engine.trace.marks import MarkKind
 from kvtui.widgets.transport import Transport
 
 
@@ -112,6 +116,25 @@ async def test_the_bar_has_room_at_every_width(width):
         line = lines(panel)[0]
         assert line.count("━") + line.count("─") >= max(7, width // 3 - 1 if width > 30 else 0)
         assert "60" in line
+
+
+@pytest.mark.parametrize(("beyond", "said"), [(70, "! → goes on at 70 "), (-1, "! cannot go on ")])
+async def test_before_damage_the_line_says_where_the_recording_goes_on(beyond, said):
+    session = played(at=60)
+    session.paused, session.damage = True, Damage(61, 69, beyond, 90)
+    panel = Transport()
+    async with shown(panel, session.view(), 80, 1):
+        assert lines(panel)[0].lstrip().startswith(said)
+
+
+async def test_the_numbers_beside_the_bar_are_of_steps():
+    session = busy_session(30)
+    session.live, session.paused = False, True
+    marked = session.marks.counts[MarkKind.PREEMPTED]
+    assert 0 < marked < session.state.counters.preemptions
+    panel = Transport()
+    async with shown(panel, session.view(), 140, 1):
+        assert re.search(rf"▼ {marked} .*▌ \d+ steps  ", lines(panel)[0])
 
 
 async def test_before_the_first_step_the_bar_stands_at_the_start():
