@@ -94,6 +94,10 @@ class SchedulerConfig:
             f"--max-prefill-chunk {self.max_prefill_chunk} is not possible: use 0 (the budget alone) or more",
         )
         _require(self.max_model_len >= 2, f"--max-model-len {self.max_model_len} is not possible: use at least 2")
+        _require(
+            self.policy != "static" or not self.async_scheduling,
+            "--policy static asks who has ended before it decides: use --no-async-scheduling",
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,7 @@ class OverlappedEngine(PagedEngine):
             return self._conclude(output, [], [], (start_ns, schedule_ns, 0, 0), self._now())
         if goes_on:
             schedule_ns += self._look_ahead(flight)
-        ended = [share.request.status.is_finished for share in flight.output.scheduled]
+        ended = [share.request.finish_reason is not None for share in flight.output.scheduled]
         sampled = self._collect(flight)
         executed_ns = self._now()
         waited_ns = executed_ns - start_ns - schedule_ns
@@ -187,7 +187,7 @@ def _as_if_done(engine: OverlappedEngine, flight: _Flight) -> Iterator[None]:
     moved: list[tuple[ScheduledRequest, bool]] = []
     for share, samples in zip(flight.output.scheduled, flight.samples, strict=True):
         request = share.request
-        if request.status.is_finished:
+        if request.finish_reason is not None:
             continue
         moved.append((share, samples))
         request.num_computed_tokens = share.computed_before + share.num_scheduled

@@ -17,9 +17,10 @@ from engine.config import CacheConfig, ConfigError, EngineConfig, SchedulerConfi
         (SchedulerConfig, {"max_num_batched_tokens": 0}, "--max-num-batched-tokens 0"),
         (SchedulerConfig, {"max_prefill_chunk": -1}, "--max-prefill-chunk -1"),
         (SchedulerConfig, {"max_model_len": 1}, "--max-model-len 1"),
+        (SchedulerConfig, {"policy": "static", "async_scheduling": True}, "use --no-async-scheduling"),
     ],
 )
-def test_a_setting_that_cannot_work_is_named_in_one_line(part: type, setting: dict[str, int], message: str):
+def test_a_setting_that_cannot_work_is_named_in_one_line(part: type, setting: dict[str, object], message: str):
     with pytest.raises(ConfigError, match=message) as raised:
         part(**setting)
     assert "\n" not in str(raised.value)

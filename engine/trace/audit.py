@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.request import FinishReason
 from engine.trace.damage import readable_after
-from engine.trace.events import DecisionKind, Op, StepTrace
+from engine.trace.events import DecisionKind, Op, Phase, StepTrace
 from engine.trace.explain import verb
 from engine.trace.file_format import RecordingError
 from engine.trace.invariants import Violation, check, quick_check
@@ -49,6 +49,7 @@ class Audit:
         computed_tokens: Tokens that went through the model, prefills included.
         ops: Block operations by name.
         decisions: Decisions by their verb.
+        overruns: Members of batches whose token was thrown away, as they had ended.
         peak_used: Most blocks in use after a step.
         regret_blocks: See `PoolState.regret_blocks`.
         never_fit: Requests whose prompt needs more blocks than the pool has, and the most that one of them needs.
@@ -72,6 +73,7 @@ class Audit:
     prefix_queried_tokens: int = 0
     prefix_hit_tokens: int = 0
     preemptions: int = 0
+    overruns: int = 0
     ops: Counter[str] = field(default_factory=Counter)
     decisions: Counter[str] = field(default_factory=Counter)
     peak_used: int = 0
@@ -188,6 +190,7 @@ def _count(found: Audit, step: StepTrace) -> None:
     preemptions = sum(decision.kind == DecisionKind.PREEMPTED for decision in step.decisions)
     found.computed_tokens += scheduled
     found.preemptions += preemptions
+    found.overruns += sum(member[1] == Phase.OVERRUN and member[3] > 0 for member in step.batch)
     counters = step.counters
     levels = (counters.waiting, counters.running, len(step.batch), scheduled, preemptions)
     found.levels.extend(min(max(level, 0), _MOST) for level in levels)

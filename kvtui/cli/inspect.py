@@ -110,6 +110,13 @@ def _print(report: dict[str, Any] | list[str]) -> None:
     print(json.dumps(report, indent=2) if isinstance(report, dict) else "\n".join(report))
 
 
+def _overruns(recording: Recording, found: Audit) -> str:
+    """What scheduling a step ahead cost; empty where that was not done."""
+    if not recording.header.async_scheduling:
+        return ""
+    return f"{found.overruns:,} tokens thrown away: steps were scheduled before it was known who had ended"
+
+
 def _glyphs() -> Glyphs:
     from kvtui.glyphs import ASCII, UNICODE
 
@@ -142,6 +149,7 @@ def _audit_json(recording: Recording, found: Audit) -> dict[str, Any]:
             "prefix_hit_rate": round(found.prefix_hit_rate, 4),
             "preemptions": found.preemptions,
             "evictions": found.evictions,
+            "overruns": found.overruns,
             "regret_blocks": found.regret_blocks,
             "peak_used_blocks": found.peak_used,
             "peak_running": found.peak_running,
@@ -201,6 +209,7 @@ def _audit_lines(recording: Recording, found: Audit) -> list[str]:
         ("peaks", f"{found.peak_used:,} blocks used, {found.peak_running:,} running, {found.peak_waiting:,} waiting"),
         ("preemptions", _in_steps(found.preemptions, found.marked_steps[MarkKind.PREEMPTED])),
         ("evictions", _in_steps(found.evictions, found.marked_steps[MarkKind.EVICTED])),
+        ("overruns", _overruns(recording, found)),
         ("regret", _regret(recording, found)),
         ("held up by", _held_up(recording, found)),
         ("operations", _counted(found.ops) or "none"),

@@ -11,10 +11,11 @@ from test_decode_graphs import Recorder, with_graphs
 from test_greedy_equality import GREEDY, expected_all, prompt_of
 from tiny_models import VOCAB, engine_over, run, shared_model
 
-from engine.model.launched import filled_in
+from engine.model.launched import DeviceStep, Draws, Samples, filled_in
 from engine.model.sampler import choose, sample
 from engine.overlap import OverlappedEngine
 from engine.request import FinishReason, SamplingParams
+from engine.runner import RunnerError
 from engine.trace.events import Phase, StepTrace
 
 if TYPE_CHECKING:
@@ -157,6 +158,63 @@ def test_choosing_without_the_host_brings_the_same_tokens_and_the_same_bad_rows(
     good = [row for row in range(6) if row not in expected_bad]
     assert [tokens.tolist()[row] for row in good] == [expected[row] for row in good]
     assert bool(((tokens >= 0) & (tokens < VOCAB)).all())
+
+
+class FakeEvents:
+    """Stands for a device's events: what was recorded and waited for, in order; an event is a millisecond apart."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seen: list[str] = []
+        self.recorded = 0
+        empty = torch.empty
+        monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: _FakeEvent(self))
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "stream")
+        monkeypatch.setattr(torch, "empty", lambda *size, pin_memory, **options: empty(*size, **options))
+
+
+class _FakeEvent:
+    def __init__(self, events: FakeEvents) -> None:
+        self._events, self._at = events, 0
+
+    def record(self, stream: str) -> None:
+        self._events.recorded += 1
+        self._at = self._events.recorded
+        self._events.seen.append(f"record {self._at}")
+
+    def synchronize(self) -> None:
+        self._events.seen.append(f"wait for {self._at}")
+
+    def elapsed_time(self, other: _FakeEvent) -> float:
+        return float(other._at - self._at)
+
+
+def test_a_step_on_a_device_waits_for_its_last_event_and_then_reads_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = FakeEvents(monkeypatch)
+    took: list[tuple[int, int]] = []
+    draws = Draws([7, 8], [SamplingParams()] * 2, [0, 0], [3, 4])
+    samples = Samples({7: 0, 8: 1})
+
+    def step(bad: list[bool]) -> DeviceStep:
+        def compute() -> torch.Tensor:
+            events.seen.append("forward")
+            return torch.zeros((2, 5))
+
+        def choose(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            events.seen.append("sample")
+            return torch.tensor([4, 2]), torch.tensor(bad)
+
+        return DeviceStep(
+            torch.device("cpu"), compute, choose, samples, draws, [True, False, True], lambda *ns: took.append(ns)
+        )
+
+    launched = step([False, False])
+    assert events.seen == ["record 1", "forward", "record 2", "sample", "record 3"]
+    assert samples.tokens is not None
+    assert launched.wait() == [4, None, 2]
+    assert (events.seen[-1], took) == ("wait for 3", [(1_000_000, 1_000_000)])
+    with pytest.raises(RunnerError) as raised:
+        step([False, True]).wait()
+    assert raised.value.request_ids == (8,)
 
 
 def test_tokens_that_were_not_known_come_from_their_rows() -> None:

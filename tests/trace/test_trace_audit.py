@@ -3,11 +3,15 @@
 import msgspec
 from trace_builder import TraceBuilder, allocate, fill, make_header, release, simulated_trace
 
+from engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from engine.request import SamplingParams
+from engine.simulated import simulated_engine
 from engine.trace import audit as audit_module
 from engine.trace.audit import audit
-from engine.trace.events import DecisionKind, Op, RequestArrived, StepTrace
+from engine.trace.events import DecisionKind, Op, Phase, RequestArrived, StepTrace
 from engine.trace.reader import Recording
 from engine.trace.recording import RecordingWriter
+from engine.trace.state import PoolState
 
 
 def audited(path, header, messages):
@@ -37,6 +41,28 @@ def test_a_sound_recording_is_counted_and_holds(tmp_path):
     assert found.peak_used == max(step.counters.used_blocks for step in steps)
     last = steps[-1].counters
     assert found.prefix_hit_rate == last.prefix_hit_tokens / last.prefix_queried_tokens > 0
+
+
+def test_a_recording_of_steps_scheduled_ahead_holds_counts_its_overruns_and_is_sought_in(tmp_path):
+    limits = SchedulerConfig(max_num_seqs=4, async_scheduling=True)
+    engine = simulated_engine(EngineConfig(cache=CacheConfig(4, 24), scheduler=limits), eos_rate=0.1)
+    messages = []
+    engine.add_sink(messages.append)
+    state = PoolState(engine.header)
+    for number in range(12):
+        engine.add_request(f"prompt {number}", SamplingParams(max_tokens=20))
+    while engine.has_work:
+        engine.step()
+    found = audited(tmp_path / "a.mcap", engine.header, messages[1:])
+    overruns = [m for s in messages if isinstance(s, StepTrace) for m in s.batch if m.phase == Phase.OVERRUN]
+    assert (found.num_violations, found.damage) == (0, "")
+    assert found.overruns == len(overruns) == found.finished["stop"] > 0
+    with Recording.open(tmp_path / "a.mcap") as recording:
+        assert recording.header.async_scheduling
+        assert list(recording.messages()) == messages[1:]
+        for message in messages[1:]:
+            state.apply(message)
+        assert recording.state_at(recording.num_steps - 1).same_as(state) == []
 
 
 def test_an_operation_that_cannot_be_is_the_first_violation(tmp_path):
