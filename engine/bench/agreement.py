@@ -6,7 +6,8 @@ transformers generates, and asked at each position for its most likely next toke
 make all later ones differ. Beside it stands how far eager bfloat16 agrees with float32: what the precision alone costs.
 
 In the same way, what the forms of the KV cache cost (`--kv-dtype`): the same tokens, and how far the logits are from
-those over a cache in the model's own type, for each attention that runs here.
+those over a cache in the model's own type, for each attention that runs here. And what narrow weights cost
+(`--weights`), against the model's own.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from engine.attention.metadata import AttentionMetadata
-    from engine.config import DType, KVDType
+    from engine.config import DType, KVDType, Weights
     from engine.core.scheduler import SchedulerOutput
     from engine.engine import PagedEngine
     from engine.model.forward import Forward
@@ -48,6 +49,7 @@ _QUESTIONS = (
 )
 
 _FORMS: tuple[KVDType, ...] = ("bf16", "fp8", "int8")
+_WEIGHTS: tuple[Weights, ...] = ("auto", "bf16", "int8")
 
 
 class _Noting:
@@ -161,9 +163,11 @@ class _Bench:
         self._eager(dtype)
         return eager_said(self._loaded[0], self.prompts, self.texts)
 
-    def engine(self, dtype: DType, attention: str, kv_dtype: KVDType = "auto") -> tuple[list[list[int]], torch.Tensor]:
+    def engine(
+        self, dtype: DType, attention: str, kv_dtype: KVDType = "auto", weights: Weights = "auto"
+    ) -> tuple[list[list[int]], torch.Tensor]:
         """What the engine says, and its logits."""
-        model = ModelConfig(self.model, self.device, dtype, attention)  # type: ignore[arg-type]
+        model = ModelConfig(self.model, self.device, dtype, attention, weights=weights)  # type: ignore[arg-type]
         cache = CacheConfig(num_blocks=512, kv_dtype=kv_dtype)
         engine = load_engine(EngineConfig(model=model, cache=cache, scheduler=SchedulerConfig(max_prefill_chunk=64)))
         return engine_said(engine, self.prompts, self.texts)
@@ -183,12 +187,25 @@ class _Bench:
         for attention in attentions:
             said, logits = self.engine("float32", attention)
             for kv_dtype in _FORMS:
-                other, other_logits = self.engine("float32", attention, kv_dtype)
-                errors = logit_errors(other_logits, logits)
-                name = f"cache {kv_dtype}, attention {attention}"
-                yield Figure(f"{name}: same token as over float32", agreement(other, said), "x")
-                yield Figure(f"{name}: error of the logits, median", statistics.median(errors), "x")
-                yield Figure(f"{name}: error of the logits, largest", max(errors), "x")
+                other = self.engine("float32", attention, kv_dtype)
+                yield from _cost(f"cache {kv_dtype}, attention {attention}", other, (said, logits))
+
+    def weights(self, attention: str) -> Iterator[Figure]:
+        """What each form of the weights costs against all of their bytes, in float32."""
+        full = self.engine("float32", attention, weights="full")
+        for weights in _WEIGHTS:
+            yield from _cost(f"weights {weights}", self.engine("float32", attention, weights=weights), full)
+
+
+_Answer = tuple[list[list[int]], torch.Tensor]
+"""Tokens of each prompt, and all their logits, a row each."""
+
+
+def _cost(name: str, answer: _Answer, expected: _Answer) -> Iterator[Figure]:
+    errors = logit_errors(answer[1], expected[1])
+    yield Figure(f"{name}: same token as over float32", agreement(answer[0], expected[0]), "x")
+    yield Figure(f"{name}: error of the logits, median", statistics.median(errors), "x")
+    yield Figure(f"{name}: error of the logits, largest", max(errors), "x")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -200,16 +217,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--attention", default="auto", choices=["auto", "reference", "cpu", "triton"])
     parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--only", choices=["transformers", "cache"], help="one half of it")
+    parser.add_argument("--only", choices=["transformers", "cache", "weights"], help="one part of it")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
     device = choose_device(args.device)
     bench = _Bench(args.model, args.device, args.tokens)
     figures: list[Figure] = []
-    if args.only != "cache":
+    chosen, _ = choose_attention(args.attention, device)
+    if args.only in {None, "transformers"}:
         figures += bench.transformers(args.attention)
-    if args.only != "transformers":
-        chosen, _ = choose_attention(args.attention, device)
+    if args.only in {None, "weights"} and device.type == "cpu":
+        figures += bench.weights(chosen)
+    if args.only in {None, "cache"}:
         figures += bench.forms(list(dict.fromkeys(["reference", chosen])) if args.attention == "auto" else [chosen])
     about = f"{bench.checkpoint.name} on {device}, {bench.positions} positions"
     show("quality", figures, as_json=args.json, about=about)

@@ -86,19 +86,6 @@ def test_a_channel_of_zero_weights_gives_zeros(byte_products: bool) -> None:
     assert y[:, 8].abs().min() > 0
 
 
-def test_without_fbgemm_the_other_operator_takes_seven_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    weight, _ = layer()
-    x = rows(9)
-    expected = make_int8_projection(weight, byte_products=False)(x)
-
-    def gone(*_: object) -> None:
-        raise RuntimeError("quantised tensors were removed")
-
-    monkeypatch.setattr(torch, "_make_per_channel_quantized_tensor", gone)
-    y = make_int8_projection(weight, byte_products=False)(x)
-    assert torch.allclose(y, expected, rtol=1e-4, atol=1e-5)
-
-
 def runner_with_int8(family: str, attention: PagedAttention | None = None) -> object:
     from engine.attention.reference import paged_attention
 

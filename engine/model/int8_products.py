@@ -1,0 +1,178 @@
+"""8-bit weights laid out for the compiled product with 16-bit inputs, and the calls of it (`int8_kernel.py`)."""
+
+from __future__ import annotations
+
+import functools
+import struct
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+
+from engine.attention import cpu_compile, cpu_lanes, cpu_threads, cpu_vector
+from engine.attention.cpu_compile import Compiled
+from engine.model import int8_kernel, weight_codes
+from engine.model.int8_kernel import BOTH, FIELDS, MULTIPLY, OUTPUTS, PARAMS, QUANTISE
+from engine.model.weight_codes import BLOCK, BlockCodes, block_codes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_SLAB = 4096
+"""Output channels whose codes are made at once: a model's head in one piece would take its own size three times."""
+
+_SERIAL_WORK = 1 << 15
+"""Below about this many multiplications one thread is done before a second one would have started."""
+
+_SERIAL_INPUTS = 1 << 15
+"""Likewise for elements of the input on their way to codes."""
+
+_CALL = struct.Struct(f"={len(FIELDS)}q")
+_SOURCES = [Path(str(module.__file__)) for module in (cpu_compile, cpu_lanes, cpu_vector, weight_codes)]
+
+
+@functools.cache
+def _worker() -> Compiled:
+    return Compiled(lambda: int8_kernel.worker, _SOURCES)
+
+
+@functools.cache
+def _launcher(num_threads: int) -> Callable[[int], None]:
+    return cpu_threads.launcher(_worker().address, num_threads)
+
+
+class _Workspace(threading.local):
+    """What a thread that calls the product keeps: the record, the cursor that workers share, the inputs' codes."""
+
+    def __init__(self) -> None:
+        record, cursor = np.zeros(PARAMS.itemsize, np.uint8), np.zeros(16, np.int64)
+        # The cursor has a cache line of its own.
+        self.cursor = cursor[-(cursor.ctypes.data // 8) % 8 :][:1]
+        self.record = record
+        self.addresses = record.ctypes.data, self.cursor.ctypes.data
+        self._codes = np.empty(0, np.int16)
+        self._floats = np.empty(0, np.float32)
+
+    def reserve(self, num_rows: int, num_blocks: int) -> tuple[int, int, int]:
+        """Addresses of memory for codes, scales of rows and sums of blocks, valid until more is asked for."""
+        if len(self._codes) < num_rows * num_blocks * BLOCK:
+            self._codes = np.empty(num_rows * num_blocks * BLOCK, np.int16)
+        if len(self._floats) < num_rows * (1 + num_blocks):
+            self._floats = np.empty(num_rows * (1 + num_blocks), np.float32)
+        floats = int(self._floats.ctypes.data)
+        return int(self._codes.ctypes.data), floats, floats + 4 * num_rows
+
+
+_workspace = _Workspace()
+
+
+def round_to_codes(weight: torch.Tensor) -> BlockCodes:
+    """A matrix rounded to 8-bit codes, the largest of each block 127; blocks that are left over are filled with zeros.
+
+    Args:
+        weight: `[out, in]`.
+
+    Returns:
+        Codes with float32 scales and without minima.
+    """
+    blocks = F.pad(weight.float(), (0, -weight.shape[1] % BLOCK)).reshape(len(weight), -1, BLOCK)
+    largest = blocks.abs().amax(dim=2)
+    scales = torch.where(largest > 0, largest / 127, torch.ones_like(largest))
+    codes = (blocks / scales[:, :, None]).round_().clamp_(-127, 127).to(torch.int8)
+    return BlockCodes(8, codes.flatten(1), scales, None)
+
+
+class Int8Product:
+    """A linear layer of 8-bit weights and 16-bit inputs: float32 `[T, in] -> [T, out]`.
+
+    Weights that were made from codes of at most 8 bits keep those; others are rounded (`round_to_codes`). A row of
+    inputs is its codes times one scale. A row's result depends on no other row; one with a NaN or an infinity gives a
+    row of NaN.
+
+    Args:
+        weight: `[out, in]`, on the CPU; not kept.
+        bias: `[out]`, added in float32.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self._num_outputs, self._num_inputs = weight.shape
+        self._num_panels, self._num_blocks = -(-self._num_outputs // OUTPUTS), -(-self._num_inputs // BLOCK)
+        self._weights = torch.empty(self._num_panels, self._num_blocks * BLOCK // 2, OUTPUTS, 2, dtype=torch.int8)
+        self._scales = torch.empty(self._num_panels, self._num_blocks, OUTPUTS)
+        codes = block_codes(weight)
+        self._minima = None if codes is None or codes.minima is None else torch.empty_like(self._scales)
+        self._bias = torch.zeros(self._num_panels * OUTPUTS)
+        if bias is not None:
+            self._bias[: self._num_outputs] = bias
+        for start in range(0, self._num_outputs, _SLAB):
+            rows = slice(start, start + _SLAB)
+            some = round_to_codes(weight[rows]) if codes is None else _rows_of(codes, rows)
+            panels = slice(start // OUTPUTS, -(-min(start + _SLAB, self._num_outputs) // OUTPUTS))
+            self._weights[panels] = _panels(some.codes.view(len(some.codes), -1, 2))
+            self._scales[panels] = _panels(some.scales)
+            if self._minima is not None and some.minima is not None:
+                self._minima[panels] = _panels(some.minima)
+        _worker()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Compute it.
+
+        Raises:
+            ValueError: The rows are not float32 or have another number of channels.
+        """
+        if x.shape[1] != self._num_inputs or x.dtype != torch.float32:
+            raise ValueError(f"the layer takes float32 rows of {self._num_inputs}, not {x.dtype} rows of {x.shape[1]}")
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        num_rows, width = len(x), len(self._bias)
+        y = torch.empty(num_rows, width)
+        if num_rows:
+            num_threads = torch.get_num_threads()
+            if num_threads == 1 or num_rows * self._num_inputs * width <= _SERIAL_WORK:
+                self._run(x, y, BOTH, 1, self._num_panels)
+            else:
+                wide = num_rows * self._num_inputs > _SERIAL_INPUTS
+                self._run(x, y, QUANTISE, num_threads if wide else 1, self._num_panels)
+                # Pieces small enough for the threads to end together, and not so small that taking them costs much.
+                self._run(x, y, MULTIPLY, num_threads, max(1, self._num_panels // (8 * num_threads)))
+        return y if width == self._num_outputs else y[:, : self._num_outputs].contiguous()
+
+    def _run(self, x: torch.Tensor, y: torch.Tensor, phase: int, num_threads: int, item_panels: int) -> None:
+        record, cursor = _workspace.addresses
+        _workspace.cursor[0] = 0
+        _CALL.pack_into(
+            _workspace.record.data,
+            0,
+            phase,
+            cursor,
+            x.data_ptr(),
+            x.stride(0),
+            *_workspace.reserve(len(x), self._num_blocks),
+            y.data_ptr(),
+            len(x),
+            self._weights.data_ptr(),
+            self._scales.data_ptr(),
+            0 if self._minima is None else self._minima.data_ptr(),
+            self._bias.data_ptr(),
+            self._num_inputs,
+            self._num_blocks,
+            self._num_panels,
+            item_panels,
+        )
+        _launcher(num_threads)(record)
+
+
+def _rows_of(codes: BlockCodes, rows: slice) -> BlockCodes:
+    minima = None if codes.minima is None else codes.minima[rows].float()
+    return BlockCodes(codes.bits, codes.codes[rows].to(torch.int8), codes.scales[rows].float(), minima)
+
+
+def _panels(tensor: torch.Tensor) -> torch.Tensor:
+    """`[out, n, ...]` to `[panels, n, OUTPUTS, ...]`, with zeros for outputs that a last panel lacks."""
+    rest = -len(tensor) % OUTPUTS
+    if rest:
+        tensor = torch.cat((tensor, tensor.new_zeros(rest, *tensor.shape[1:])))
+    return tensor.reshape(-1, OUTPUTS, *tensor.shape[1:]).transpose(1, 2)
