@@ -19,7 +19,7 @@ from kvtui.actions import Actions
 from kvtui.capture_output import OutputCapture
 from kvtui.history import History
 from kvtui.names import Names
-from kvtui.pace import Pace
+from kvtui.pace import BEST_SECONDS, MOST_BESIDE_A_MODEL, MOST_OF_A_CORE, Pace
 from kvtui.paint import Painter
 from kvtui.palette import ThemeError
 from kvtui.screens.main import BAR_SECONDS, MainScreen
@@ -108,7 +108,12 @@ class KvtuiApp(Actions):
         self.marks_next = False
         self._generation = source.generation if source.position < 0 else -1
         """Of the last picture; one that begins in the middle of a trace has the steps before it to read."""
-        self._pace = Pace(frame_rate=settings.frame_rate) if settings and settings.frame_rate else Pace()
+        rate = settings.frame_rate if settings is not None else None
+        beside_a_model = source.live and source.header.model.device == "cpu"
+        self._pace = Pace(
+            frame_rate=rate or 1 / BEST_SECONDS,
+            most_of_a_core=MOST_BESIDE_A_MODEL if beside_a_model else MOST_OF_A_CORE,
+        )
         self.painter = Painter(self)
         self._reset = True
         self._changed = True

@@ -16,10 +16,12 @@ TICK_SECONDS = BEST_SECONDS / 2
 """The timer's interval; a frame is drawn at most every other tick."""
 
 MOST_OF_A_CORE = 0.1
-"""The part of one core that drawing may take.
+"""The part of one core that drawing may take."""
 
-A model that computes on all cores waits for the slowest of them after every operation, so what drawing takes from one
-core is lost on all.
+MOST_BESIDE_A_MODEL = 0.05
+"""Where a model computes on the same cores.
+
+It waits for the slowest of them after every operation, so what drawing takes from one core is lost on all.
 """
 
 _SMOOTHING = 0.2
@@ -34,6 +36,7 @@ class Pace:
         clock: Seconds that only grow.
         cpu_clock: Seconds of processor time of the calling thread.
         frame_rate: The most frames a second.
+        most_of_a_core: The part of one core that drawing may take.
 
     Attributes:
         tick_seconds: How often to ask whether a frame is due.
@@ -44,8 +47,10 @@ class Pace:
         clock: Callable[[], float] = time.monotonic,
         cpu_clock: Callable[[], float] = time.thread_time,
         frame_rate: float = 1 / BEST_SECONDS,
+        most_of_a_core: float = MOST_OF_A_CORE,
     ) -> None:
         self._best = 1 / frame_rate
+        self._most_of_a_core = most_of_a_core
         self.tick_seconds = min(TICK_SECONDS, self._best / 2)
         self._clock = clock
         self._cpu_clock = cpu_clock
@@ -78,6 +83,6 @@ class Pace:
         cpu = self._cpu_clock()
         if self._cpu_at_frame is not None:
             self._cost += (max(0.0, cpu - self._cpu_at_frame - self._followed) - self._cost) * _SMOOTHING
-            self.interval = min(WORST_SECONDS, max(self._best, self._cost / MOST_OF_A_CORE))
+            self.interval = min(WORST_SECONDS, max(self._best, self._cost / self._most_of_a_core))
         self._cpu_at_frame, self._followed = cpu, 0.0
         self._drew_at = self._clock()

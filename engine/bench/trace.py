@@ -23,7 +23,14 @@ from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.engine import PagedEngine
 from engine.request import SamplingParams
 from engine.simulated import SIMULATED_MODEL
-from engine.trace.events import Header, RequestArrived, StepTrace, TraceMessage
+from engine.trace.events import (
+    BlockOp,
+    Header,
+    Op,
+    RequestArrived,
+    StepTrace,
+    TraceMessage,
+)
 from engine.trace.invariants import check
 from engine.trace.reader import Recording
 from engine.trace.recording import RecordingWriter
@@ -166,20 +173,46 @@ def realistic_trace(
     return engine.header, [message for message in messages if not isinstance(message, Header)]
 
 
+_OF_A_REQUEST = frozenset(map(int, (Op.ALLOCATE, Op.SHARE, Op.FILL, Op.RELEASE)))
+"""Operations whose b is a request."""
+
+
 def repeated(messages: list[RequestArrived | StepTrace], num_steps: int) -> Iterator[RequestArrived | StepTrace]:
-    """A drained trace without prefix caching over and over again, as one trace of so many steps."""
-    index = offset_ns = 0
+    """A drained trace without prefix caching over and over again, as one trace of so many steps.
+
+    Its requests are others each time, as those of a session are.
+    """
+    index = offset_ns = new = 0
     while True:
-        start_ns = offset_ns
+        start_ns, first = offset_ns, new
         for message in messages:
             if isinstance(message, RequestArrived):
-                yield msgspec.structs.replace(message, time_ns=message.time_ns + start_ns)
+                new = max(new, first + message.request + 1)
+                yield msgspec.structs.replace(
+                    message, time_ns=message.time_ns + start_ns, request=message.request + first
+                )
                 continue
-            yield msgspec.structs.replace(message, index=index, start_ns=message.start_ns + start_ns)
+            yield msgspec.structs.replace(
+                _of_later_requests(message, first), index=index, start_ns=message.start_ns + start_ns
+            )
             offset_ns = message.start_ns + start_ns + STEP_NS
             index += 1
             if index == num_steps:
                 return
+
+
+def _of_later_requests(step: StepTrace, by: int) -> StepTrace:
+    """A step with every request's number so much larger."""
+    if not by:
+        return step
+    return msgspec.structs.replace(
+        step,
+        batch=[member._replace(request=member.request + by) for member in step.batch],
+        ops=[BlockOp(op, a, b + by if op in _OF_A_REQUEST else b, c) for op, a, b, c in step.ops],
+        tokens=[token._replace(request=token.request + by) for token in step.tokens],
+        finished=[finish._replace(request=finish.request + by) for finish in step.finished],
+        decisions=[decision._replace(request=decision.request + by) for decision in step.decisions],
+    )
 
 
 def measure(num_steps: int, long_steps: int, folder: Path) -> dict[str, float]:

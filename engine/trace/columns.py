@@ -57,7 +57,10 @@ def unpack(data: bytes, count: int) -> Column:
     planes = np.frombuffer(data, np.uint8, offset=1)
     if width == 1:
         return planes.view(np.int8).astype(np.int64)
-    return np.ascontiguousarray(planes.reshape(width, count).T).view(f"<i{width}").reshape(count).astype(np.int64)
+    narrow = np.empty((count, width), np.uint8)
+    for at, plane in enumerate(planes.reshape(width, count)):  # Plane by plane: numpy transposes byte by byte.
+        narrow[:, at] = plane
+    return narrow.view(f"<i{width}").reshape(count).astype(np.int64)
 
 
 def differences(values: Column) -> Column:

@@ -313,7 +313,7 @@ def _read_requests(state: PoolState, keyframe: Keyframe) -> None:
     state._finished.extend(keyframe.finished)
 
 
-_REQUEST_FIELDS = [field.name for field in fields(RequestState)]
+_REQUEST_FIELDS = [field.name for field in fields(RequestState) if field.name != "stored"]
 
 
 def differences(state: PoolState, other: PoolState) -> list[str]:

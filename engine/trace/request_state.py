@@ -4,18 +4,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engine.request import RequestStatus
 from engine.trace.events import NO_BLOCK, NO_REQUEST
 
 if TYPE_CHECKING:
+    from engine.trace.columns import Column
     from engine.trace.events import Decision
+    from engine.trace.vocabulary import Vocabulary
 
 UNKNOWN = -1
 """Stands for a duration that the trace no longer tells."""
 _LONGEST_NS = 1 << 61
 """A made-up trace may tell any times; two of these still fit 64 bits."""
+
+
+class StoredText(NamedTuple):
+    """The tokens of a request as a recording has them: nobody reads most of what a state brings along.
+
+    Attributes:
+        vocabulary: Of the recording.
+        entries: int64: its entries, one for each token, all of them in it.
+    """
+
+    vocabulary: Vocabulary
+    entries: Column
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +67,7 @@ class RequestState:
         regret_blocks: Full blocks of its prompt that it computed although the cache had had them: see
             `PoolState.regret_blocks`.
         regret_step: Index of the step that evicted the last of them; -1 where none was.
+        stored: `token_ids` and `pieces` until one of them is asked for, where a recording has them.
     """
 
     request: int
@@ -90,11 +105,26 @@ class RequestState:
     recompute_since_ns: int = -1
     regret_blocks: int = 0
     regret_step: int = -1
+    stored: StoredText | None = None
+
+    def keep_stored(self, text: StoredText) -> None:
+        """Take the tokens out of this when they are asked for."""
+        self.stored = text
+        del self.token_ids, self.pieces
+
+    def __getattr__(self, name: str) -> Any:
+        """What is not there: tokens that are stored."""
+        # Python comes here only for a slot without a value.
+        if name in ("token_ids", "pieces") and self.stored is not None:
+            self.token_ids, self.pieces = self.stored.vocabulary.look_up(self.stored.entries)
+            self.stored = None
+            return getattr(self, name)
+        raise AttributeError(f"a request has no {name}")
 
     @property
     def num_tokens(self) -> int:
         """Known tokens: prompt and output."""
-        return len(self.token_ids)
+        return len(self.token_ids) if self.stored is None else len(self.stored.entries)
 
     @property
     def num_blocks(self) -> int:
@@ -109,7 +139,7 @@ class RequestState:
     @property
     def num_output_tokens(self) -> int:
         """Tokens generated so far."""
-        return len(self.token_ids) - self.num_prompt_tokens
+        return self.num_tokens - self.num_prompt_tokens
 
     def stall(self, now_ns: int) -> None:
         """It lost its blocks."""
@@ -137,10 +167,17 @@ class RequestState:
 
     def copy(self) -> RequestState:
         """Another one, equal and sharing nothing that changes."""
+        stored = self.stored
+        if stored is not None:
+            self.token_ids, self.pieces = [], []
         other = RequestState(*_all_fields(self))
-        other.token_ids = self.token_ids.copy()
-        other.pieces = self.pieces.copy()
         other.table = self.table.copy()
+        if stored is None:
+            other.token_ids = self.token_ids.copy()
+            other.pieces = self.pieces.copy()
+        else:
+            self.keep_stored(stored)
+            other.keep_stored(stored)
         return other
 
 

@@ -8,14 +8,21 @@ import numpy as np
 
 from engine.trace.file_format import DAMAGE
 from engine.trace.keyframe import num_tokens
+from engine.trace.request_state import StoredText
 from engine.trace.state import MAX_TEXT, MAX_TOKENS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from engine.trace.columns import Column
     from engine.trace.keyframe import Keyframe
     from engine.trace.request_state import RequestState
     from engine.trace.state import PoolState
     from engine.trace.trace_reader import TraceReader
+
+
+_WIDEST_TABLE = 1 << 20
+"""Requests numbered this close together are found in a table, in a tenth of the time that a search takes."""
 
 
 def restore_requests(reader: TraceReader, state: PoolState, keyframe: Keyframe) -> None:
@@ -36,6 +43,7 @@ def restore_requests(reader: TraceReader, state: PoolState, keyframe: Keyframe) 
     last = np.array([requests[number].last_token_step for number in numbers.tolist()], np.int64)
     known = _known_before(reader._base, state)
     unknown = set(requests) - known.keys()
+    since, place_of = np.where(first < 0, reader.num_steps, first), _places_in(numbers)
     owners: list[Column] = [np.zeros(0, np.int64)]
     entries: list[Column] = [np.zeros(0, np.int64)]
     damaged = False
@@ -60,31 +68,49 @@ def restore_requests(reader: TraceReader, state: PoolState, keyframe: Keyframe) 
                 owners.append(np.full(len(prompt), arrival.request))
                 entries.append(prompt)
         step, owner, entry = segment.token_columns(state.step + 1)
-        place = np.minimum(np.searchsorted(numbers, owner), len(numbers) - 1)
-        ours = (numbers[place] == owner) & (step >= first[place]) & (first[place] >= 0)
-        owners.append(owner[ours])
-        entries.append(entry[ours])
-        found += len(entries[-1])
+        place = place_of(owner)
+        ours = (numbers[place] == owner) & (step >= since[place])
+        if not ours.all():
+            owner, entry = owner[ours], entry[ours]
+        owners.append(owner)
+        entries.append(entry)
+        found += len(entry)
         if found > most:
             raise ValueError(f"the requests of a keyframe have more tokens than its {most}")
-    all_owners = np.concatenate(owners)
-    order = np.argsort(all_owners, kind="stable")
-    ids, pieces = reader._vocabulary.look_up(np.concatenate(entries)[order])
-    stops = np.searchsorted(all_owners[order], numbers, side="right").tolist()
+    entry = np.concatenate(entries)
+    vocabulary = reader._vocabulary
+    vocabulary.check(entry)
+    # As narrow as they are, places are sorted in a fraction of the time.
+    place = place_of(np.concatenate(owners)).astype(np.uint16 if len(numbers) <= 1 << 16 else np.int64)
+    entry = entry[np.argsort(place, kind="stable")]
+    stops = np.cumsum(np.bincount(place, minlength=len(numbers))).tolist()
     start = 0
     for number, stop in zip(numbers.tolist(), stops, strict=True):
-        request = requests[number]
-        earlier = known.get(number)
-        request.token_ids = ids[start:stop] if earlier is None else earlier.token_ids + ids[start:stop]
-        request.pieces = pieces[start:stop] if earlier is None else earlier.pieces + pieces[start:stop]
-        if len(request.token_ids) != counts[number] or number in unknown:
+        request, earlier = requests[number], known.get(number)
+        if earlier is None:
+            request.keep_stored(StoredText(vocabulary, entry[start:stop]))
+        else:
+            ids, pieces = vocabulary.look_up(entry[start:stop])
+            request.token_ids, request.pieces = earlier.token_ids + ids, earlier.pieces + pieces
+        if request.num_tokens != counts[number] or number in unknown:
             if not damaged:
-                raise ValueError(f"request {number} has {stop - start} tokens instead of {counts[number]}")
+                raise ValueError(f"request {number} has {request.num_tokens} tokens instead of {counts[number]}")
             # A damaged segment costs the text of those who ran in it, not the steps after it.
+            request.stored = None
             request.token_ids = [-1] * counts[number]
             request.pieces = ["\ufffd"] * counts[number]
         state._num_tokens += counts[number]
         start = stop
+
+
+def _places_in(numbers: Column) -> Callable[[Column], Column]:
+    """Says where requests are among some, all different and in order; of one that is not there, any place."""
+    low, span = int(numbers[0]), int(numbers[-1]) - int(numbers[0]) + 1
+    if span > _WIDEST_TABLE:
+        return lambda wanted: np.minimum(np.searchsorted(numbers, wanted), len(numbers) - 1)
+    table = np.zeros(span, np.int64)
+    table[numbers - low] = np.arange(len(numbers))
+    return lambda wanted: table.take(wanted - low, mode="clip")
 
 
 def _known_before(base: PoolState | None, state: PoolState) -> dict[int, RequestState]:

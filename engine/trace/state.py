@@ -171,7 +171,7 @@ class PoolState(BlockFold):
     def _forget_oldest(self) -> None:
         gone = self.requests.pop(self._finished.popleft(), None)
         if gone is not None:
-            self._num_tokens -= len(gone.token_ids)
+            self._num_tokens -= gone.num_tokens
 
     def _apply_step(self, step: StepTrace) -> None:
         if step.index != self.step + 1:

@@ -73,14 +73,22 @@ class Vocabulary:
         missing = max(start - len(self.texts), 0)
         self.extend(len(self.texts), np.full(missing, -1), ["\ufffd"] * missing)
 
+    def check(self, entries: Column) -> None:
+        """Make sure that entries are in it.
+
+        Raises:
+            ValueError: one of them is not.
+        """
+        if len(entries) and not (entries.min() >= 0 and entries.max() < len(self.texts)):
+            raise ValueError(f"an entry is not in the vocabulary of {len(self.texts)}")
+
     def look_up(self, entries: Column) -> tuple[list[int], list[str]]:
         """Token ids and texts of entries.
 
         Raises:
             ValueError: one of them is not in it.
         """
-        if len(entries) and not (entries.min() >= 0 and entries.max() < len(self.texts)):
-            raise ValueError(f"an entry is not in the vocabulary of {len(self.texts)}")
+        self.check(entries)
         if self._text_array is None:
             self._text_array = np.array(self.texts, np.object_)
         return self.ids[entries].tolist(), self._text_array[entries].tolist()

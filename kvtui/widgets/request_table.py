@@ -177,7 +177,7 @@ class RequestTable(WheelScrolled, LinePanel):
                     request.status,
                     request.last_phase,
                     request.num_computed,
-                    len(request.token_ids),
+                    request.num_tokens,
                     request.num_cached,
                     waits and (waits.reason, tuple(waits.numbers.values())),
                     request.num_blocks,

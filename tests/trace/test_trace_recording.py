@@ -74,6 +74,30 @@ def test_live_and_replayed_states_are_equal_at_every_step(tmp_path):
 
 
 @pytest.mark.usefixtures("small_parts")
+def test_the_text_of_a_sought_state_is_read_when_it_is_asked_for_and_copies_share_nothing(tmp_path):
+    header, messages = simulated_trace(seed=1, num_requests=12)
+    folded = PoolState(header)
+    with Recording.open(write(tmp_path / "a.mcap", header, messages)) as recording:
+        step = next(step for step, _, _ in recording._layout.keyframes if step >= 20)
+        for message in messages:
+            folded.apply(message)
+            if folded.step == step and isinstance(message, StepTrace):
+                break
+        sought = recording.state_at(step)
+        assert any(request.stored is not None for request in sought.requests.values()), "nothing was asked for yet"
+        copy = sought.copy()
+        for number, request in folded.requests.items():
+            assert sought.requests[number].num_tokens == len(request.token_ids)
+            assert sought.requests[number].num_output_tokens == request.num_output_tokens
+            copy.requests[number].pieces.append("more")
+            copy.requests[number].token_ids.append(1)
+            assert sought.requests[number].pieces == request.pieces
+            assert sought.requests[number].token_ids == request.token_ids
+        with pytest.raises(AttributeError, match="a request has no tokens"):
+            _ = request.tokens
+
+
+@pytest.mark.usefixtures("small_parts")
 def test_what_went_in_comes_out(tmp_path):
     header, messages = simulated_trace(seed=2, num_requests=12)
     with Recording.open(write(tmp_path / "a.mcap", header, messages)) as recording:
