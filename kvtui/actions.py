@@ -150,6 +150,10 @@ class Actions(TimeActions):
         """Go to a request that uses the selected prefix."""
         self.main.prefixes.action_go_to_request()
 
+    def action_inspect_request(self) -> None:
+        """Read about the request that the table's cursor is on."""
+        self.main.requests.action_select()
+
     def action_formulas(self) -> None:
         """Show the formulas; where they are in front already, the pool that they are about."""
         focused = self.main.focused

@@ -978,6 +978,41 @@ async def test_the_footer_says_what_enter_does_with_a_selected_prefix_and_can_be
         assert "─ Requests" in text_of(live.app)
 
 
+async def test_in_the_requests_the_footer_says_how_to_inspect_one_and_a_click_there_does_it() -> None:
+    live = Live()
+    live.ask(3)
+    async with live.app.run_test(size=(80, 24)) as pilot:
+        live.run(6)
+        await frame(pilot)
+        assert "inspect" not in screen_lines(live.app)[-1]
+        await pilot.press("2", "j")
+        await frame(pilot)
+        last = screen_lines(live.app)[-1]
+        assert "enter inspect" in last
+        await pilot.click("#footer", offset=(last.index("inspect"), 0))
+        await frame(pilot)
+        assert "Inspector · ask-1 " in text_of(live.app)
+        assert "esc back" in screen_lines(live.app)[-1]
+
+
+async def test_j_and_k_move_in_the_panel_in_focus_and_h_and_l_lead_to_the_blocks() -> None:
+    live = Live()
+    live.ask(3)
+    async with live.app.run_test(size=(80, 24)) as pilot:
+        live.run(6)
+        await frame(pilot)
+        await pilot.press("2", "j")
+        await frame(pilot)
+        assert any(line.startswith("│▸ask-1") for line in screen_lines(live.app))
+        await pilot.press("k")
+        await frame(pilot)
+        assert any(line.startswith("│▸ask-0") for line in screen_lines(live.app))
+        await pilot.press("l")
+        await frame(pilot)
+        assert "Physical blocks" in text_of(live.app)
+        assert live.app.selected_block == 0
+
+
 async def test_a_recording_that_is_opened_in_the_middle_shows_the_steps_before(tmp_path) -> None:
     live = Live()
     writer = RecordingWriter(tmp_path / "middle.mcap", live.engine.header)

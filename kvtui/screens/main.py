@@ -147,6 +147,7 @@ class MainScreen(Screen[None]):
         self.legend = Legend(lambda: self.grid.scale)
         self.inspector = Inspector()
         self.log_panel = LogPanel(id="log", classes="framed")
+        self.requests = RequestTable(id="requests", classes="framed")
         self.prefixes = PrefixPanel(id="prefixes", classes="framed")
         self.transport = Transport(id="transport")
         self.tab = 0
@@ -181,7 +182,7 @@ class MainScreen(Screen[None]):
                 yield OldWay(id="old-way", classes="framed")
                 yield FormulaSheet(id="formulas", classes="framed")
             with Vertical(id="right"):
-                yield RequestTable(id="requests", classes="framed")
+                yield self.requests
                 yield self.prefixes
                 yield BatchTimeline(id="batch", classes="framed")
                 yield self.log_panel
@@ -298,7 +299,7 @@ class MainScreen(Screen[None]):
         self._show_way_back()
 
     def _show_way_back(self) -> None:
-        self.footer.over_blocks = self._focused_tab() == 0
+        self.footer.panel = self.panel_in_focus
         self.footer.goes_back = self._inspected_from is not None and self._focused_tab() == INSPECTOR
         self.footer.redraw()
 

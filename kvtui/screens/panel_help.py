@@ -26,7 +26,7 @@ PANEL_HELP: dict[str, PanelHelp] = {
         how many.""",
     ),
     "pool": PanelHelp(
-        "Free pool",
+        "Pool",
         """How much of the pool is used, cached and free, over the steps. The digits under it count what was lost to
         pressure in that column, preemptions and evictions; below stand the present bottleneck with the setting that
         would move it, and the waste: the slots in use without a token, beside the slots that would hold none, or a

@@ -25,7 +25,7 @@ class Hint(NamedTuple):
 
 
 class FooterBar(LinePanel, can_focus=False):
-    """Hints from left to right; those that do not fit are left out, the way out never."""
+    """Hints from left to right; those that do not fit are left out, the way out and the help last of all."""
 
     DEFAULT_CSS = """
     FooterBar { height: 1; dock: bottom; }
@@ -36,14 +36,14 @@ class FooterBar(LinePanel, can_focus=False):
         self._places: list[tuple[int, int, str]] = []
         self.goes_back = False
         """Whether escape leads back to another panel."""
-        self.over_blocks = True
-        """Whether the blocks have the focus."""
+        self.panel = "blocks"
+        """Id of the panel that has the focus."""
 
     def hints(self, view: View) -> list[Hint]:
         """What can be done, the most useful first."""
         glyphs, source = view.glyphs, view.source
         arrows = f"{glyphs.arrow_left} {glyphs.arrow_right}"
-        hints = [Hint("q", "quit", "quit")]
+        hints = [Hint("q", "quit", "quit"), Hint("?", "help", "help")]
         if source.live:
             engine = Hint("space", "run engine" if source.engine_paused else "pause engine", "toggle_pause")
             if source.looking_back:
@@ -61,19 +61,20 @@ class FooterBar(LinePanel, can_focus=False):
             hints.append(Hint("[ ]", "speed", "faster"))
         if source.looking_back or not source.live:
             hints.append(Hint(", .", "marks", "mark(1)"))
-        hints.append(Hint("?", "help", "help"))
         hints.append(Hint("/", "find", "find"))
         hints.append(Hint("tab", "panels", "next_panel"))
         if source.live:
             hints.append(Hint("[ ]", "speed", "faster"))
         if view.selected_prefix is not None:
-            hints.insert(2, Hint("enter", "its requests", "prefix_request"))
+            hints.insert(3, Hint("enter", "its requests", "prefix_request"))
+        elif self.panel == "requests":
+            hints.insert(3, Hint("enter", "inspect", "inspect_request"))
         if self.goes_back:
-            hints.insert(2, Hint("esc", "back", "deselect"))
+            hints.insert(3, Hint("esc", "back", "deselect"))
         elif any(x is not None for x in (view.selected_request, view.selected_block, view.selected_prefix)):
             hints.append(Hint("esc", "deselect", "deselect"))
         else:
-            hints.append(Hint("hjkl" if self.over_blocks else "h", "pick a block", "pick_block"))
+            hints.append(Hint("hjkl" if self.panel == "blocks" else "h", "pick a block", "pick_block"))
         hints.extend([Hint("ctrl+p", "commands", "command_palette"), Hint("t", "theme", "next_theme")])
         hints.extend([Hint("7", "prefix tree", "panel(7)"), Hint("8", "old way", "panel(8)")])
         hints.append(Hint("F", "formulas", "formulas"))
@@ -83,7 +84,7 @@ class FooterBar(LinePanel, can_focus=False):
         return [hint._replace(key=own.get(hint.action, hint.key)) for hint in hints] if own else hints
 
     def rows(self, view: View, width: int, height: int) -> list[tuple[Hint, ...]]:
-        """The hints that fit; `q` moves to the end, where one looks for it."""
+        """The hints that fit; the way out and the help move to the end, where one looks for them."""
         fitting: list[Hint] = []
         used = 1
         for hint in self.hints(view):
@@ -91,7 +92,7 @@ class FooterBar(LinePanel, can_focus=False):
             if used - 2 > width:
                 break
             fitting.append(hint)
-        return [(*fitting[1:], *fitting[:1])]
+        return [(*fitting[2:], *reversed(fitting[:2]))]
 
     def draw(self, view: View, key: tuple[Hint, ...], width: int) -> Strip:  # type: ignore[override]
         """Keys stand out, words explain."""
