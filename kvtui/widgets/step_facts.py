@@ -47,7 +47,7 @@ def step_rows(view: View, width: int, *, brief: bool = False) -> list[Row]:
     for decision in step.decisions:
         by_kind.setdefault(decision.kind, []).append(decision)
     for kind, label, look in (
-        (DecisionKind.PREEMPTED, "gave way", "warning"),
+        (DecisionKind.PREEMPTED, "yields", "warning"),
         (DecisionKind.ADMITTED, "admits", "text"),
         (DecisionKind.RESUMED, "resumes", "text"),
         (DecisionKind.REFUSED, "refuses", "error"),

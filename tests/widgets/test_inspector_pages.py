@@ -255,7 +255,7 @@ async def test_the_step_says_what_was_decided_and_on_what_numbers(tmp_path) -> N
             assert f"{scheduled}/64 tokens" in drawn
             assert f"/{source.header.max_num_seqs} places" in drawn
             assert f"{free[0]} → {free[1]} blocks to be had" in drawn
-            assert "gave way" in drawn
+            assert "yields  " in drawn
             assert "defers" in drawn
             assert " behind" in drawn
             assert "execute" in drawn
