@@ -8,7 +8,6 @@ import numpy as np
 
 from engine.request import RequestStatus
 from engine.sizes import counted, in_bytes
-from kvtui.ghost import Ghost
 from kvtui.safe_text import clean
 from kvtui.safe_text import width as cells_of
 from kvtui.view import RequestSelected
@@ -101,6 +100,8 @@ class OldWay(LinePanel):
         """Keep the ghost in step; after a jump it is made again from the requests that the state knows."""
         state = view.state
         if self.ghost is None or self.ghost.header is not state.header:
+            from kvtui.ghost import Ghost  # With what it stands on, dear to import before a first picture.
+
             self.ghost = Ghost(state.header)
             reset = True
         if reset or self._of is not state:
