@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 from typer.testing import CliRunner
 
+from kvtui import settings as settings_module
+from kvtui.cli import race
 from kvtui.cli.main import app
+from kvtui.race.app import RaceApp
 
 WORKLOAD = """
 [defaults]
@@ -37,6 +41,19 @@ def test_without_a_terminal_the_result_is_printed(workload):
     for policy in ("static", "contiguous", "paged"):
         assert f"\n{policy}" in result.stdout
     assert result.stdout.isascii()
+
+
+def test_on_screen_the_settings_are_read_once_and_the_result_is_printed_behind_it(workload, monkeypatch, capsys):
+    shown, read = [], []
+    load = settings_module.load_settings
+    monkeypatch.setattr(settings_module, "load_settings", lambda: (read.append(1), load())[1])
+    monkeypatch.setattr(race, "_can_draw", lambda: True)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(RaceApp, "run", lambda app: shown.append((app.glyphs.ascii, app.speed, len(app.players))))
+    race.race_command(workload=workload, num_blocks=64, seed=0, speed=2.0, ascii_only=True)
+    assert shown == [(True, 2.0, 3)]
+    assert read == [1]
+    assert "two: 2 requests, 64 blocks of 16" in capsys.readouterr().out
 
 
 def test_json_says_all_of_it_and_the_memory_can_be_chosen(workload):
