@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from engine.baselines.reservation import Fragmentation
     from engine.trace.events import StepTrace
     from engine.trace.state import PoolState
+    from kvtui.ghost import Ghost
     from kvtui.glyphs import Glyphs
     from kvtui.view import View
 
