@@ -29,12 +29,12 @@ from numba import carray, njit
 from engine.attention.cpu_compile import OPTIONS
 from engine.attention.cpu_lanes import LANES
 from engine.attention.cpu_params import (
-    AHEAD,
     ATTEND_AND_WRITE,
     CURSOR,
     GATHER,
     PARAMS,
     SLOT,
+    TILE_FEW,
     TILE_KV,
     TILE_ROWS,
     WRITE,
@@ -121,8 +121,10 @@ def _mask(rows, first_pos, p, start, n, padded, weights):
 
 
 @_compiled
-def _softmax(rows, p, padded, weights, acc, maxima, sums):
+def _softmax(rows, p, padded, weights, acc, stats):
     """Turn scores into weights relative to each row's running maximum, and bring its sum and accumulator along."""
+    maxima = carray(pointer_to(stats), rows, np.float32)
+    sums = carray(pointer_to(stats + p.max_rows * 4), rows, np.float32)
     for r in range(rows):
         row = weights + r * TILE_KV * 4
         old = maxima[r]
@@ -142,19 +144,8 @@ def _softmax(rows, p, padded, weights, acc, maxima, sums):
 
 
 @_compiled
-def _attend(p, tag, cache_tag, table, first_row, first_pos, num_queries, head, heads_left, scratch):
-    """Attend with num_queries rows of one sequence, for the query heads of one KV head."""
-    size = element_size(cache_tag)
-    rows = num_queries * p.group
-    offsets = scratch
-    in_scratch = offsets + (TILE_KV + AHEAD) * 8
-    q = in_scratch + GATHER * 8
-    acc = q + p.max_rows * p.width * 4
-    weights = acc + p.max_rows * p.width * 4
-    stats = weights + p.max_rows * TILE_KV * 4
-    key_scales = stats + p.max_rows * 2 * 4
-    value_scales = key_scales + TILE_KV * 4
-    gathered = value_scales + TILE_KV * 4
+def _begin(p, tag, rows, first_row, first_pos, head, q, acc, stats):
+    """Fetch the queries of one KV head as float32, ready for scores; nothing is summed yet."""
     maxima = carray(pointer_to(stats), rows, np.float32)
     sums = carray(pointer_to(stats + p.max_rows * 4), rows, np.float32)
     spare = (rows + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
@@ -177,66 +168,150 @@ def _attend(p, tag, cache_tag, table, first_row, first_pos, num_queries, head, h
             maxima[r] = carray(pointer_to(p.sinks), query_head + 1, np.float32)[query_head]
             sums[r] = _ONE
 
+
+@_compiled
+def _item(p, ticket):
+    """What a ticket stands for: sequence, first row, rows, position of the first, first KV head."""
+    head_groups = p.num_kv_heads // p.heads_per_item
+    item = carray(pointer_to(p.items), (p.num_items, 3), np.int32)[ticket // head_groups]
+    seq, first_row, num_queries = np.int64(item[0]), np.int64(item[1]), np.int64(item[2])
+    starts = carray(pointer_to(p.query_start_loc), seq + 2, np.int32)
+    seq_len = np.int64(carray(pointer_to(p.seq_lens), seq + 1, np.int32)[seq])
+    first_pos = seq_len - starts[seq + 1] + first_row
+    return seq, first_row, num_queries, first_pos, (ticket % head_groups) * p.heads_per_item
+
+
+@_compiled
+def _table(p, seq):
+    return carray(pointer_to(p.block_table + seq * p.table_stride * 4), p.table_stride, np.int32)
+
+
+@_compiled
+def _first_seen(p, position):
+    return max(0, position - p.window + 1) if p.window > 0 else 0
+
+
+@_compiled
+def _list_lines(p, size, table, start, count, first_head, num_heads, lines, room):
+    """Offsets of the cache lines that hold keys of positions and heads, in the order in which memory has them.
+
+    At most `room` of them; the rest of the list is offset 0.
+    """
+    line = 0
+    block = start // p.block_size
+    slot = start - block * p.block_size
+    step = p.head_dim * size
+    while count > 0 and line < room:
+        n = min(count, p.block_size - slot)
+        at = table[block] * p.block_stride * size + slot * step
+        for head in range(first_head, first_head + num_heads):
+            several = max(0, min((n * step + 63) // 64, room - line))
+            fill_offsets(lines, line, several, at + head * p.block_size * step, 64)
+            line += several
+        count -= n
+        block += 1
+        slot = 0
+    fill_offsets(lines, line, room - line, 0, 0)
+
+
+@_compiled
+def _attend(p, tag, cache_tag, table, first_row, first_pos, num_queries, first_head, last_head, scratch):
+    """Attend with num_queries rows of one sequence, for the query heads of some KV heads: of one where rows are many.
+
+    A tile is read for all of the heads before the next one is: they lie side by side in a block. Meanwhile the next
+    tile is fetched, in the order in which it lies in memory, as a processor does by itself where there are no blocks.
+    """
+    size = element_size(cache_tag)
+    rows = num_queries * p.group
+    offsets = scratch
+    lines = offsets + TILE_KV * 8
+    in_scratch = lines + p.max_lines * 8
+    all_q = in_scratch + GATHER * 8
+    all_acc = all_q + p.max_rows * p.width * 4
+    all_weights = all_acc + p.max_rows * p.width * 4
+    stats = all_weights + p.max_rows * TILE_KV * 4
+    key_scales = stats + p.max_rows * 2 * 4
+    value_scales = key_scales + TILE_KV * 4
+    gathered = value_scales + TILE_KV * 4
+    sums = carray(pointer_to(stats + p.max_rows * 4), p.max_rows, np.float32)
+    for head in range(first_head, last_head):
+        i = (head - first_head) * TILE_ROWS
+        q, acc = all_q + i * p.width * 4, all_acc + i * p.width * 4
+        _begin(p, tag, rows, first_row, first_pos, head, q, acc, stats + i * 4)
+
     head_bytes = p.block_size * p.head_dim * size
-    keys = p.cache + p.layer_offset * size + head * head_bytes
-    values = keys + p.num_kv_heads * head_bytes
-    first_scale = p.layer_offset // p.head_dim + head * p.block_size
+    all_keys = p.cache + p.layer_offset * size
+    all_values = all_keys + p.num_kv_heads * head_bytes
     direct = rows <= TILE_ROWS and p.width == p.head_dim
+    tile = TILE_FEW if direct else TILE_KV
     if not direct:
         fill_offsets(in_scratch, 0, GATHER, 0, p.width * 4)
     stop = first_pos + num_queries
-    first = max(0, first_pos - p.window + 1) if p.window > 0 else 0
-    start = first
+    start = _first_seen(p, first_pos)
     while start < stop:
-        end = min(start + TILE_KV, stop)
+        end = min(start + tile, stop)
         n = end - start
         padded = (n + LANES - 1) // LANES * LANES
         _locate(p, size, table, start, n, 0, offsets, 0)
-        if p.scales != 0:
-            _copy_scales(p, table, start, n, first_scale, key_scales)
-            _copy_scales(p, table, start, n, first_scale + p.num_kv_heads * p.block_size, value_scales)
+        head_lines = n * p.head_dim * size // 64
         if direct:
-            # What is read next: this tile's values, then the next tile's keys or the next head's.
-            ahead = min(AHEAD, n)
-            _locate(p, size, table, start, ahead, values - keys, offsets, n)
-            fill_offsets(offsets, n + ahead, AHEAD - ahead, 0, 0)
-            scores(cache_tag, AHEAD, rows, q, keys, offsets, n, p.width, weights, TILE_KV)
-        else:
-            for t in range(0, n, GATHER):
-                m = min(n - t, GATHER)
-                _gather(cache_tag, p, keys, offsets + t * 8, m, gathered)
-                scores(_F32, 0, rows, q, gathered, in_scratch, m, p.width, weights + t * 4, TILE_KV)
-        if p.scales != 0:
-            for r in range(rows):
-                multiply_row(weights + r * TILE_KV * 4, padded, key_scales)
-        if p.softcap != _ZERO:
-            for r in range(rows):
-                softcap_row(weights + r * TILE_KV * 4, padded, p.softcap)
-        _mask(rows, first_pos, p, start, n, padded, weights)
-        _softmax(rows, p, padded, weights, acc, maxima, sums)
-        if p.scales != 0:
-            for r in range(rows):
-                multiply_row(weights + r * TILE_KV * 4, padded, value_scales)
-        if direct:
-            if end < stop:
-                ahead = min(AHEAD, stop - end)
-                _locate(p, size, table, end, ahead, keys - values, offsets, n)
-            elif heads_left > 0:
-                _locate(p, size, table, first, ahead, keys - values + head_bytes, offsets, n)
+            room = min((last_head - first_head) * head_lines + 2, p.max_lines)
+            next_table, begin, last, head = table, end, stop, first_head
+            if end == stop:
+                # Nobody knows who will do which item: the next one that is free is most likely this thread's next.
+                ticket = min(fetch_add(p.counters + CURSOR, 0), p.num_tickets - 1)
+                seq, _, queries, position, head = _item(p, ticket)
+                next_table, begin, last = _table(p, seq), _first_seen(p, position), position + queries
+            _list_lines(p, size, next_table, begin, min(tile, last - begin), head, last_head - first_head, lines, room)
+        for head in range(first_head, last_head):
+            i = (head - first_head) * TILE_ROWS
+            q, acc = all_q + i * p.width * 4, all_acc + i * p.width * 4
+            weights = all_weights + i * TILE_KV * 4
+            keys = all_keys + head * head_bytes
+            if p.scales != 0:
+                first_scale = p.layer_offset // p.head_dim + head * p.block_size
+                _copy_scales(p, table, start, n, first_scale, key_scales)
+                _copy_scales(p, table, start, n, first_scale + p.num_kv_heads * p.block_size, value_scales)
+            if direct:
+                soon = lines + (head - first_head) * head_lines * 8
+                scores(cache_tag, 1, rows, q, keys, offsets, n, p.width, weights, TILE_KV, all_keys, soon)
             else:
-                fill_offsets(offsets, n, AHEAD, 0, 0)
-            weigh(cache_tag, AHEAD, rows, weights, TILE_KV, values, offsets, n, p.width, acc)
-        else:
-            for t in range(0, n, GATHER):
-                m = min(n - t, GATHER)
-                _gather(cache_tag, p, values, offsets + t * 8, m, gathered)
-                weigh(_F32, 0, rows, weights + t * 4, TILE_KV, gathered, in_scratch, m, p.width, acc)
+                for t in range(0, n, GATHER):
+                    m = min(n - t, GATHER)
+                    _gather(cache_tag, p, keys, offsets + t * 8, m, gathered)
+                    scores(_F32, 0, rows, q, gathered, in_scratch, m, p.width, weights + t * 4, TILE_KV, 0, 0)
+            if p.scales != 0:
+                for r in range(rows):
+                    multiply_row(weights + r * TILE_KV * 4, padded, key_scales)
+            if p.softcap != _ZERO:
+                for r in range(rows):
+                    softcap_row(weights + r * TILE_KV * 4, padded, p.softcap)
+            _mask(rows, first_pos, p, start, n, padded, weights)
+            _softmax(rows, p, padded, weights, acc, stats + i * 4)
+            if p.scales != 0:
+                for r in range(rows):
+                    multiply_row(weights + r * TILE_KV * 4, padded, value_scales)
+        for head in range(first_head, last_head):
+            i = (head - first_head) * TILE_ROWS
+            weights, acc = all_weights + i * TILE_KV * 4, all_acc + i * p.width * 4
+            values = all_values + head * head_bytes
+            if direct:
+                soon = lines + (head - first_head) * head_lines * 8
+                weigh(cache_tag, 1, rows, weights, TILE_KV, values, offsets, n, p.width, acc, all_values, soon)
+            else:
+                for t in range(0, n, GATHER):
+                    m = min(n - t, GATHER)
+                    _gather(cache_tag, p, values, offsets + t * 8, m, gathered)
+                    weigh(_F32, 0, rows, weights + t * 4, TILE_KV, gathered, in_scratch, m, p.width, acc, 0, 0)
         start = end
 
     out_size = element_size(tag)
-    for r in range(rows):
-        target = (first_row + r // p.group) * p.num_kv_heads * p.group + head * p.group + r % p.group
-        store_row(tag, acc + r * p.width * 4, p.out + target * p.head_dim * out_size, p.head_dim, _ONE / sums[r])
+    for head in range(first_head, last_head):
+        i = (head - first_head) * TILE_ROWS
+        for r in range(rows):
+            target = (first_row + r // p.group) * p.num_kv_heads * p.group + head * p.group + r % p.group
+            acc = all_acc + (i + r) * p.width * 4
+            store_row(tag, acc, p.out + target * p.head_dim * out_size, p.head_dim, _ONE / sums[i + r])
 
 
 @_compiled
@@ -288,24 +363,18 @@ def make_worker(tag: Any, cache_tag: Any) -> Any:
                 last_row = min(first_row + WRITE_ROWS, p.num_tokens)
                 _write(p, tag, cache_tag, first_row, last_row, 0, p.num_kv_heads, scratch)
 
-        items = carray(pointer_to(p.items), (p.num_items, 3), np.int32)
-        head_groups = p.num_kv_heads // p.heads_per_item
         while True:
             ticket = fetch_add(p.counters + CURSOR, 1)
-            if ticket >= p.num_items * head_groups:
+            if ticket >= p.num_tickets:
                 return
-            item = items[ticket // head_groups]
-            seq, first_row, num_queries = np.int64(item[0]), np.int64(item[1]), np.int64(item[2])
-            starts = carray(pointer_to(p.query_start_loc), seq + 2, np.int32)
-            seq_len = np.int64(carray(pointer_to(p.seq_lens), seq + 1, np.int32)[seq])
-            table = carray(pointer_to(p.block_table + seq * p.table_stride * 4), p.table_stride, np.int32)
-            first_pos = seq_len - starts[seq + 1] + first_row
-            first_head = (ticket % head_groups) * p.heads_per_item
+            seq, first_row, num_queries, first_pos, first_head = _item(p, ticket)
             last_head = first_head + p.heads_per_item
             if p.phase == ATTEND_AND_WRITE:
                 _write(p, tag, cache_tag, first_row, first_row + num_queries, first_head, last_head, scratch)
-            for head in range(first_head, last_head):
-                left = last_head - 1 - head
-                _attend(p, tag, cache_tag, table, first_row, first_pos, num_queries, head, left, scratch)
+            few = num_queries * p.group <= TILE_ROWS and p.width == p.head_dim
+            together = p.heads_per_item if few else 1
+            table = _table(p, seq)
+            for head in range(first_head, last_head, together):
+                _attend(p, tag, cache_tag, table, first_row, first_pos, num_queries, head, head + together, scratch)
 
     return worker

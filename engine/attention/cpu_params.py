@@ -18,8 +18,11 @@ MAX_ROWS = 48
 TILE_ROWS = 3
 """Query rows of one register tile: with 4 tokens or 4 vectors of columns they fill 12 of the 16 registers of AVX2."""
 
-AHEAD = 16
-"""Positions by which reading runs ahead of computing: the time of a read from main memory, about."""
+TILE_FEW = 64
+"""The same for few rows: what the next tile needs is fetched meanwhile, and stays in a processor's second cache."""
+
+FEW_BYTES = 64 << 10
+"""Of a tile's keys, of the heads that are taken together: with its values and the next tile they fit there."""
 
 WRITE_ROWS = 16
 """Rows whose keys and values are written as one piece."""
@@ -66,6 +69,7 @@ OF_STEP = (
     "items",
     "num_tokens",
     "num_items",
+    "num_tickets",
     "heads_per_item",
     "block_stride",
     "block_size",
@@ -76,6 +80,7 @@ OF_STEP = (
     "num_kv_heads",
     "scratch_stride",
     "max_rows",
+    "max_lines",
 )
 """What all layers of a step share."""
 
@@ -99,10 +104,16 @@ STEP = struct.Struct(f"={len(OF_STEP)}q")
 """How the rest is."""
 
 
-def scratch_floats(max_rows: int, width: int) -> int:
+def lines_of(heads: int, width: int) -> int:
+    """Cache lines of a tile's keys that are fetched in advance, at most: of elements of 4 bytes, and some to spare."""
+    return heads * TILE_FEW * width * 4 // 64 + 64
+
+
+def scratch_floats(max_rows: int, width: int, max_lines: int) -> int:
     """Floats of one thread's scratch, in this order.
 
-    Offsets of a tile's positions and of gathered ones (int64), queries, accumulators, scores, running maxima and sums,
+    Offsets of a tile's positions, of lines to fetch and of gathered positions (int64), queries, accumulators, scores,
+    running maxima and sums,
     scales of a tile's keys and values, gathered positions.
     """
-    return 2 * (TILE_KV + AHEAD + GATHER) + max_rows * (2 * width + TILE_KV + 2) + 2 * TILE_KV + GATHER * width
+    return 2 * (TILE_KV + max_lines + GATHER) + max_rows * (2 * width + TILE_KV + 2) + 2 * TILE_KV + GATHER * width

@@ -22,12 +22,15 @@ from engine.attention.cpu_params import (
     ATTEND,
     ATTEND_AND_WRITE,
     CALL,
+    FEW_BYTES,
     MAX_ROWS,
     NUM_COUNTERS,
     PARAMS,
     STEP,
+    TILE_FEW,
     TILE_ROWS,
     WRITE,
+    lines_of,
     scratch_floats,
 )
 from engine.attention.metadata import positions_of
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from engine.attention.metadata import AttentionMetadata
+    from engine.kv_cache import KVCache
 
 _OF_MODELS = (torch.bfloat16, torch.float16, torch.float32)
 _OF_CACHES = (torch.bfloat16, torch.int8, torch.float8_e4m3fn)
@@ -136,8 +140,10 @@ class Plan:
         num_threads = torch.get_num_threads() if cost * num_heads * cache.head_dim > _SERIAL_WORK else 1
         # All heads of a block lie side by side, so one thread takes them together unless others would have nothing.
         together = num_items >= 4 * num_threads
-        max_rows = -(-group * queries // TILE_ROWS) * TILE_ROWS
-        stride = -(-scratch_floats(max_rows, width) // 16) * 16
+        heads = _heads_together(cache) if together else 1
+        max_rows = max(-(-group * queries // TILE_ROWS), heads) * TILE_ROWS
+        max_lines = lines_of(heads, width)
+        stride = -(-scratch_floats(max_rows, width, max_lines) // 16) * 16
         self._record = _workspace.record.data
         self._address, counters = _workspace.addresses
         self._counters = _workspace.counters
@@ -155,7 +161,8 @@ class Plan:
             self._items.ctypes.data,
             metadata.num_tokens,
             num_items,
-            cache.num_kv_heads if together else 1,
+            num_items * (cache.num_kv_heads // heads),
+            heads,
             cache.data.stride(0),
             cache.block_size,
             metadata.block_table.shape[1],
@@ -165,6 +172,7 @@ class Plan:
             cache.num_kv_heads,
             stride,
             max_rows,
+            max_lines,
         )
         self._launch = cpu_threads.launcher(compiled.address, num_threads)
         alone = metadata.max_query_len <= queries
@@ -210,6 +218,12 @@ def _items(metadata: AttentionMetadata, queries: int) -> tuple[NDArray[np.int32]
     cost = (metadata.host_seq_lens[seq] - ends + start + length) * length
     order = np.argsort(-cost, kind="stable")
     return np.stack((seq, start, length), axis=1)[order].astype(np.int32), int(cost.sum())
+
+
+def _heads_together(cache: KVCache) -> int:
+    """KV heads that one thread takes at once, of which all have as many as others."""
+    most = FEW_BYTES // (TILE_FEW * cache.head_dim * cache.data.element_size())
+    return max(n for n in range(1, cache.num_kv_heads + 1) if cache.num_kv_heads % n == 0 and n <= max(1, most))
 
 
 def _check_step(metadata: AttentionMetadata, num_heads: int) -> None:

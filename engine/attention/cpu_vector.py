@@ -80,7 +80,7 @@ def _dot_tile(builder, tag, num_rows, num_tokens, q, q_stride, keys, width, out,
         store(builder, total, out, builder.mul(ir.Constant(I64, r), out_stride))
 
 
-def _weighted_tile(builder, tag, num_rows, num_chunks, w, w_stride, values, tokens, acc, acc_stride, ahead):
+def _weighted_tile(builder, tag, num_rows, num_chunks, w, w_stride, values, tokens, acc, acc_stride, ahead=None):
     """acc[r, :num_chunks * LANES] += sum over tokens of w[r, t] * values[t], for literal numbers of rows and chunks."""
     columns = [ir.Constant(I64, c * LANES) for c in range(num_chunks)]
     places = [[_at(builder, r, acc_stride, column) for column in columns] for r in range(num_rows)]
@@ -89,10 +89,13 @@ def _weighted_tile(builder, tag, num_rows, num_chunks, w, w_stride, values, toke
         for row in places
     ]
     with span(builder, tokens, 1) as (token, _):
-        if ahead:
-            later = _row(builder, values, builder.add(token, ir.Constant(I64, ahead)))
-            for line in range(0, num_chunks * LANES * SIZES[tag], 64):
-                _prefetch(builder, builder.add(later, ir.Constant(I64, line)))
+        if ahead is not None:
+            soon, first_byte = ahead
+            num_bytes = num_chunks * LANES * SIZES[tag]
+            at = builder.add(first_byte, builder.mul(token, ir.Constant(I64, num_bytes)))
+            line = builder.lshr(at, ir.Constant(I64, 6))
+            for n in range(max(1, num_bytes // 64)):
+                _prefetch(builder, _row(builder, soon, _plus(builder, line, n)))
         row_address = _row(builder, values, token)
         weights = []
         for r in range(num_rows):
@@ -145,15 +148,15 @@ def _offset(builder, address, index, stride, size):
 
 
 @intrinsic(prefer_literal=True)
-def scores(typingctx, tag, ahead, rows, q, base, offsets, tokens, width, out, out_stride):
+def scores(typingctx, tag, ahead, rows, q, base, offsets, tokens, width, out, out_stride, soon, lines):
     """out[r, t] = q[r] . key[t]: q float32 [rows, width], width a multiple of LANES, key t at base + offsets[t].
 
-    offsets are int64 bytes. ahead is a literal: so many more offsets follow, of rows to prefetch that far in advance.
+    offsets are int64 bytes. ahead is a literal: whether to prefetch, meanwhile, as many bytes as are read, in lines of
+    64 at soon + lines[0], soon + lines[1] and so on.
     """
-    distance = ahead.literal_value
 
     def codegen(context, builder, signature, args):
-        _, _, rows_, q_, base_, offsets_, tokens_, width_, out_, os_ = args
+        _, _, rows_, q_, base_, offsets_, tokens_, width_, out_, os_, soon_, lines_ = args
         one = ir.Constant(I64, 1)
         with _row_tiles(builder, rows_) as (row, each):
             q_row = _offset(builder, q_, row, width_, 4)
@@ -162,14 +165,14 @@ def scores(typingctx, tag, ahead, rows, q, base, offsets, tokens, width, out, ou
             def tile(num_rows):
                 def body(t, num_tokens):
                     keys = [_row(builder, (base_, offsets_), _plus(builder, t, n)) for n in range(num_tokens)]
-                    if distance:
-                        later = [
-                            _row(builder, (base_, offsets_), _plus(builder, t, distance + n)) for n in range(num_tokens)
-                        ]
+                    if ahead.literal_value:
                         size = builder.mul(width_, ir.Constant(I64, SIZES[tag]))
-                        with span(builder, size, 64) as (line, _):
-                            for address in later:
-                                _prefetch(builder, builder.add(address, line))
+                        first, stop = (
+                            builder.lshr(builder.mul(size, _plus(builder, t, n)), ir.Constant(I64, 6))
+                            for n in (0, num_tokens)
+                        )
+                        with cgutils.for_range_slice(builder, first, stop, one, intp=I64) as (line, _):
+                            _prefetch(builder, _row(builder, (soon_, lines_), line))
                     target = _offset(builder, out_row, t, one, 4)
                     _dot_tile(builder, tag, num_rows, num_tokens, q_row, width_, keys, width_, target, os_)
 
@@ -178,16 +181,18 @@ def scores(typingctx, tag, ahead, rows, q, base, offsets, tokens, width, out, ou
             each(tile)
         return context.get_dummy_value()
 
-    return types.void(tag, ahead, *[types.int64] * 8), codegen
+    return types.void(tag, ahead, *[types.int64] * 10), codegen
 
 
 @intrinsic(prefer_literal=True)
-def weigh(typingctx, tag, ahead, rows, w, w_stride, base, offsets, tokens, width, acc):
-    """acc[r] += sum over t of w[r, t] * value[t]: acc float32 [rows, width], value t at base + offsets[t]."""
-    distance = ahead.literal_value
+def weigh(typingctx, tag, ahead, rows, w, w_stride, base, offsets, tokens, width, acc, soon, lines):
+    """acc[r] += sum over t of w[r, t] * value[t]: acc float32 [rows, width], value t at base + offsets[t].
+
+    See `scores` for ahead, soon and lines.
+    """
 
     def codegen(context, builder, signature, args):
-        _, _, rows_, w_, ws_, base_, offsets_, tokens_, width_, acc_ = args
+        _, _, rows_, w_, ws_, base_, offsets_, tokens_, width_, acc_, soon_, lines_ = args
         chunks = builder.sdiv(width_, ir.Constant(I64, LANES))
         lanes = ir.Constant(I64, LANES)
         with _row_tiles(builder, rows_) as (row, each):
@@ -198,7 +203,11 @@ def weigh(typingctx, tag, ahead, rows, w, w_stride, base, offsets, tokens, width
                 def body(c, num_chunks):
                     values = (_offset(builder, base_, c, lanes, SIZES[tag]), offsets_)
                     target = _offset(builder, acc_row, c, lanes, 4)
-                    early = distance if num_chunks == TILE_CHUNKS else 0
+                    early = None
+                    if ahead.literal_value and num_chunks == TILE_CHUNKS:
+                        # The rows' bytes, column by column: the lines are those of as many bytes, in their own order.
+                        first_byte = builder.mul(builder.mul(c, tokens_), ir.Constant(I64, LANES * SIZES[tag]))
+                        early = (soon_, lines_), first_byte
                     _weighted_tile(
                         builder, tag, num_rows, num_chunks, w_row, ws_, values, tokens_, target, width_, early
                     )
@@ -208,7 +217,7 @@ def weigh(typingctx, tag, ahead, rows, w, w_stride, base, offsets, tokens, width
             each(tile)
         return context.get_dummy_value()
 
-    return types.void(tag, ahead, *[types.int64] * 8), codegen
+    return types.void(tag, ahead, *[types.int64] * 10), codegen
 
 
 @intrinsic

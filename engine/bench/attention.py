@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from engine.attention import cpu, cpu_threads
+from engine.attention.cpu_pages import advise_large_pages
 from engine.attention.metadata import AttentionMetadata
 from engine.bench.report import Figure, show
 from engine.kv_cache import KVCache
@@ -69,6 +70,8 @@ class Workload:
             head_dim=shape.head_dim,
             dtype=cache_dtype or shape.dtype,
         )
+        # As in an engine, where the attention asks for them before anything is written.
+        advise_large_pages(cache)
         if cache.scales is None:
             cache.data.normal_(generator=generator)
         else:

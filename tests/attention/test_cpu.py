@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from dataclasses import dataclass, field
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.attention import cpu, cpu_compile, cpu_threads, reference
+from engine.attention import cpu, cpu_compile, cpu_plan, cpu_threads, reference
 from engine.attention.metadata import PAD_SLOT, AttentionMetadata
 from engine.attention.quantised import dequantise, quantise
 from engine.kv_cache import KVCache
@@ -428,3 +429,11 @@ def test_compiled_code_is_kept_in_the_folder_that_the_user_names_for_each_state_
     assert cpu_compile.cache_dir([source]) == first
     source.write_text("second")
     assert cpu_compile.cache_dir([source]) != first
+
+
+@pytest.mark.parametrize("options", ["plain", "window"])
+def test_more_kv_heads_than_are_taken_together_agree_with_the_reference(monkeypatch, options):
+    monkeypatch.setattr(sys.modules[__name__], "KV_HEADS", 6)
+    batch = Batch([(n, 1) for n in range(1, 600, 45)], head_dim=128, dtype=torch.float32)
+    assert 1 < cpu_plan._heads_together(batch.cache) < 6
+    batch.check(options)
