@@ -67,9 +67,10 @@ class Legend(LinePanel, can_focus=False):
         line.add("+", palette.accent).gap(2)
         many = scale.blocks > 1
         free, cached, used = _looks(scale, view)
+        pixel = "▀" if scale.pixels > 1 else ""
         marked = [
-            (glyphs.next_free, palette.accent, "taken next", key.next_free),
-            (glyphs.next_cached, palette.warning, "evicted next", key.next_cached),
+            (pixel or glyphs.next_free, palette.accent, "taken next", key.next_free),
+            (pixel or glyphs.next_cached, palette.warning, "evicted next", key.next_cached),
         ]
         entries = [
             *(entry for entry in marked if entry[3]),
