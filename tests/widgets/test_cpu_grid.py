@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from pressed_engine import pressed_engine, run
 
 from engine.loop import EngineLoop
-from engine.trace.events import NO_REQUEST
+from engine.trace.events import NO_REQUEST, StepTrace, TraceMessage
+from engine.trace.state import PoolState
 from kvtui.app import KvtuiApp
 from kvtui.block_flash import FLASH_SECONDS
 from kvtui.sources.live import LiveSource
@@ -95,3 +98,29 @@ async def test_a_large_pool_is_drawn_in_few_lines(size: tuple[int, int]) -> None
         text = "".join(grid.render_line(y).text for y in range(3))
         assert text.isascii()
         assert text.count("#") * -(-5000 // text.count("#")) >= 5000
+
+
+def test_cells_of_many_blocks_follow_step_by_step_what_a_look_at_all_of_them_gives() -> None:
+    engine = pressed_engine(30)
+    state = PoolState(engine.header)
+    steps: list[StepTrace] = []
+
+    def follow(message: TraceMessage) -> None:
+        state.apply(message)
+        if isinstance(message, StepTrace):
+            steps.append(message)
+
+    engine.add_sink(follow)
+    grid, view, seen = CpuGrid(30), SimpleNamespace(state=state, source=SimpleNamespace(paused=False)), set()
+    for start in range(0, 200, 4):
+        steps.clear()
+        run(engine, 4, start)
+        grid.follow(view, steps, False)  # type: ignore[arg-type]
+        fresh = CpuGrid(30)
+        fresh.follow(view, (), True)  # type: ignore[arg-type]
+        followed, looked_at = (each.rows(view, 12, 2) for each in (grid, fresh))  # type: ignore[arg-type]
+        assert [(first, per_cell) for first, per_cell, _ in followed] == [(0, 3), (15, 3)]
+        for (_, _, mine), (_, _, theirs) in zip(followed, looked_at, strict=True):
+            assert [cell[:2] for cell in mine] == [cell[:2] for cell in theirs]
+            seen.update(cell[:2] for cell in theirs)
+    assert len(seen) > 3
