@@ -411,3 +411,27 @@ def test_a_batch_gives_the_runner_all_it_needs():
     (share,) = output.scheduled
     assert (share.token_ids, share.block_ids, share.samples) == ([1003, 1004], [0, 1], True)
     assert output.num_batched_tokens == 2
+
+
+@pytest.mark.parametrize("num_blocks", range(3, 16))
+@pytest.mark.parametrize("chunk", [0, 3])
+def test_where_there_is_room_for_all_nobody_gives_way(num_blocks: int, chunk: int):
+    bench = Bench(num_blocks, block_size=2, max_prefill_chunk=chunk, max_num_batched_tokens=6)
+    scheduler = bench.scheduler
+    promises: list[bool] = []
+    for number in range(5):
+        bench.add(2 + number, max_tokens=5)
+    for step in range(60):
+        if step % 5 == 4 and scheduler.running:
+            parent = next(iter(scheduler.running.values()))
+            child = Request(100 + step, "", parent.tokens(0, parent.num_tokens), SamplingParams(max_tokens=4))
+            scheduler.fork(parent, child)
+        promised, plenty = scheduler.has_room, scheduler.has_plenty_of_room
+        assert promised or not plenty
+        bench.decisions()
+        bench.step()
+        gave_way = any(decision.kind in (PREEMPTED, FAILED) for decision in bench.decisions())
+        assert not (promised and gave_way)
+        promises.append(promised)
+    assert True in promises
+    assert False in promises or num_blocks > 8

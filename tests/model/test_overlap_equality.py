@@ -76,6 +76,25 @@ def test_who_ends_by_its_token_is_thrown_out_of_the_step_behind_and_nobody_else_
     assert sorted(overruns) == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("at", range(2, 12))
+def test_a_block_that_an_overrun_still_writes_to_is_filled_from_the_cpu_pool_behind_it(at: int) -> None:
+    prompts = [prompt_of(5, seed) for seed in range(3)]
+    want = expected_all("llama", prompts, 14)
+    ends = want[0].index(want[0][at])
+    engine = engine_over(
+        shared_model("llama"),
+        block_size=4,
+        num_blocks=5,
+        num_cpu_blocks=9,
+        preemption="swap",
+        prefix_caching=False,
+        async_scheduling=True,
+    )
+    params = SamplingParams(max_tokens=14)
+    got = run(engine, prompts, [replace(params, stop_token_ids=(want[0][at],)), params, params])
+    assert got == [want[0][: ends + 1], *want[1:]]
+
+
 @pytest.mark.parametrize("block_size", [3, 16])
 def test_choices_and_forks_equal_generate(block_size: int) -> None:
     engine = engine_over(shared_model("qwen3"), block_size=block_size, async_scheduling=True)
