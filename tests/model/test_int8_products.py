@@ -58,6 +58,18 @@ def test_a_large_weight_coarsens_its_own_group_alone() -> None:
     assert error(Int8Product(weight)(x), x, weight) < 0.01
 
 
+def test_weights_made_from_four_bit_codes_are_multiplied_as_they_are() -> None:
+    generator = torch.Generator().manual_seed(4)
+    codes = torch.randint(0, 16, (40, 3, BLOCK), generator=generator).float()
+    codes[:, :, 0], codes[:, :, 1] = 0, 15
+    steps, lowest = ((torch.rand(40, 3, 1, generator=generator) + 0.5).half().float() for _ in range(2))
+    weight = (codes * steps - 8 * lowest).flatten(1)
+    x = normal(6, 3 * BLOCK)
+    assert error(Int8Product(weight)(x), x, weight) < 2e-4
+    rounded = (weight * (1 + 1e-3 * normal(*weight.shape))).contiguous()
+    assert error(Int8Product(rounded)(x), x, rounded) > 1e-3  # of no codes: eight bits do not hold it
+
+
 def test_threads_change_nothing() -> None:
     weight, x = normal(100, 96), normal(70, 96, seed=1)
     product = Int8Product(weight, normal(100, seed=2))
