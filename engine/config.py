@@ -111,7 +111,7 @@ class ModelConfig:
         attention: `auto`, or the name of one implementation in `engine.attention`.
         weights: Of linear layers. `auto` computes with the model's own and holds them, on a CPU in float32, in the
             fewest bytes that lose nothing; `full` in the type's bytes; `bf16` rounds them to bfloat16 and `int8`
-            makes 8-bit weights and inputs of them (both on a CPU).
+            multiplies 8-bit codes of them with inputs of 16 or 8 bits (both on a CPU).
         cuda_graphs: Whether decode steps on a CUDA device are captured once and replayed.
     """
 

@@ -2,8 +2,8 @@
 
 Two ways. Where the processor multiplies bytes into 32-bit sums (VNNI, AMX), oneDNN's operator, with inputs of 8 bits: a
 weight is its code times its output channel's scale, a row of the input its codes times the row's own largest element.
-Elsewhere the sum of two products of bytes must fit into 16 bits, which would leave the inputs 7 bits, and that changes
-one greedy token in five; so there inputs have 16 bits, in a product of our own (`int8_products.py`).
+Elsewhere the sum of two products of bytes must fit into 16 bits, which would leave the inputs 7 bits and change one
+greedy token in five; so there inputs have 16 bits, and weights a scale for each block (`int8_products.py`).
 
 Scales of rows and not of the whole batch: so what a request computes does not depend on who else is in its batch, and
 one that was preempted and computed again gets the same numbers (dynamic quantisation per token, as in LLM.int8(),
