@@ -68,6 +68,7 @@ class Layout:
         duration_ns: End of the last step.
         complete: Whether the file has its index.
         size: Bytes of the file.
+        unread: Bytes behind the last part that could be read, of a file that has no index.
 
     Raises:
         RecordingError: it is no recording, or not one that can be read.
@@ -83,7 +84,7 @@ class Layout:
         self.size = os.fstat(file.fileno()).st_size
         self.segments: Column = np.zeros((0, 5), np.int64)
         self.keyframes: list[tuple[int, int, int]] = []
-        self.num_steps = self.num_requests = self.duration_ns = 0
+        self.num_steps = self.num_requests = self.duration_ns = self.unread = 0
         self._require_recording()
         self.header = self._read_header()
         try:
@@ -186,26 +187,28 @@ class Layout:
         self._vocabulary_at = self._marks_at = None
         self.num_steps = self.num_requests = self.duration_ns = 0
         last: SegmentReader | None = None
+        end = 0
         for record in self._chunks():
             try:
                 message = self.message(record.offset, record.length)
-                if message.topic == SEGMENT_TOPIC:
+                if message.topic == KEYFRAME_TOPIC:
+                    self.keyframes.append((self.num_steps - 1, record.offset, record.length))
+                elif message.topic == SEGMENT_TOPIC:
                     segment = msgspec.msgpack.decode(message.data, type=Segment)
                     if segment.first_step != self.num_steps:
                         raise ValueError(f"step {segment.first_step} follows step {self.num_steps - 1}")
                     reader = SegmentReader(segment)
                     reader.add_vocabulary(vocabulary)
-                elif message.topic == KEYFRAME_TOPIC:
-                    self.keyframes.append((self.num_steps - 1, record.offset, record.length))
-                    continue
-                else:
-                    continue
             except DAMAGE:
                 break
+            end = record.offset + record.length
+            if message.topic != SEGMENT_TOPIC:
+                continue
             rows.append((self.num_steps, reader.num_steps, record.offset, record.length, len(reader.arrivals)))
             self.num_steps += reader.num_steps
             self.num_requests += len(reader.arrivals)
             last = reader if reader.num_steps else last
+        self.unread = self.size - end if end else 0
         self.segments = np.array(rows, np.int64).reshape(-1, 5)
         if last is not None:
             try:

@@ -31,6 +31,7 @@ class Recording(TraceReader):
         duration_ns: End of the last step, since the trace began.
         complete: Whether it was closed properly; False where its writer was killed or the file was cut off.
         size: Bytes of the file.
+        unread: Bytes behind the last step of one that is not complete: cut off in the middle of something, or damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -59,6 +60,7 @@ class Recording(TraceReader):
         self.duration_ns = self._layout.duration_ns
         self.complete = self._layout.complete
         self.size = self._layout.size
+        self.unread = self._layout.unread
 
     @staticmethod
     def open(path: str | Path) -> Recording:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engine.sizes import counted
+from engine.sizes import counted, in_bytes
 from kvtui.cli.errors import FAILED, UsageError
 
 if TYPE_CHECKING:
@@ -136,6 +136,7 @@ def _audit_json(recording: Recording, found: Audit) -> dict[str, Any]:
         "path": str(recording.path),
         "size_bytes": recording.size,
         "complete": recording.complete,
+        "unread_bytes": recording.unread,
         "header": msgspec.to_builtins(recording.header),
         "counts": {
             "steps": found.num_steps,
@@ -241,7 +242,9 @@ def _damage_lines(recording: Recording, found: Audit, clean: Callable[[str], str
 def _steps(recording: Recording, found: Audit) -> str:
     seconds = found.duration_ns / 1e9
     if not found.damage:
-        return f"{found.num_steps:,} in {seconds:,.1f} s{'' if recording.complete else ', not closed properly'}"
+        behind = f"; {in_bytes(recording.unread)} behind them cannot be read" if recording.unread else ""
+        end = "" if recording.complete else f", not closed properly{behind}"
+        return f"{found.num_steps:,} in {seconds:,.1f} s{end}"
     if not found.num_steps:
         return f"none of {recording.num_steps:,} can be read"
     return f"{found.num_steps:,} of {recording.num_steps:,} can be read, up to {seconds:,.1f} s"

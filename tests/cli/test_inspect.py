@@ -222,6 +222,19 @@ def test_of_a_damaged_recording_the_readable_part_is_reported_and_what_is_lost(t
     assert told["counts"]["steps"] == num_steps - 18
 
 
+def test_of_a_recording_without_an_index_it_is_told_how_much_lies_behind_its_last_step(tmp_path):
+    path = tmp_path / "a.mcap"
+    num_steps = damaged_recording(path, 2)
+    path.write_bytes(path.read_bytes()[:-100])
+    result = inspect(str(path))
+    assert re.search(
+        r"^steps +18 in .* not closed properly; [\d.]+ KiB behind them cannot", result.output, re.MULTILINE
+    )
+    assert json.loads(inspect(str(path), "--json").output)["unread_bytes"] > 1000
+    assert damaged_recording(path) == num_steps
+    assert json.loads(inspect(str(path), "--json").output)["unread_bytes"] == 0
+
+
 def test_where_no_step_can_be_read_no_count_is_claimed(tmp_path):
     num_steps = damaged_recording(tmp_path / "a.mcap", keyframes=10_000)
     damaged_recording(tmp_path / "a.mcap", *range(-(-num_steps // SEGMENT)), keyframes=10_000)
