@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kvtui.block_order import ADDRESS, ORDERS, OWNER, USE, OrderKeeper, sorted_blocks
+from kvtui import block_order
+from kvtui.block_order import ADDRESS, ORDERS, OWNER, USE, OrderKeeper, sorted_blocks, sorted_piece_by_piece
 
 
 def state_of(owner, touched=None, key=None, logical=None, step=0):
@@ -67,3 +68,48 @@ def test_an_order_is_brought_up_to_date_when_a_part_of_the_time_allows_it_and_at
     keeper.choose(ADDRESS, state)
     assert not keeper.stale(state)
     assert not keeper.keep(state, at_once=True, jumped=True)
+
+
+@pytest.mark.parametrize("order", [OWNER, USE])
+def test_a_large_pool_is_sorted_over_many_frames_and_comes_out_the_same(order, monkeypatch) -> None:
+    monkeypatch.setattr(block_order, "_FRAME_SECONDS", 0.0)
+    rng = np.random.default_rng(1)
+    n = 200_000
+    state = state_of(rng.integers(-1, 40, n), rng.integers(-1, 999, n), rng.integers(0, 2, n), rng.integers(0, 90, n))
+    now = [0.0]
+    keeper = OrderKeeper(clock=lambda: now[0])
+    keeper.choose(order, state)
+    changed = rng.choice(n, 5000, replace=False)
+    state.owner[changed], state.touched[changed] = 41, 1000
+    state.refs[changed] = 1
+    state.step, now[0] = 1, 60.0
+    frames = 1
+    while not keeper.keep(state, at_once=False):
+        frames += 1
+        assert keeper.step == 0, "the old order is shown meanwhile"
+    assert frames >= 2 * n // block_order._PIECE
+    assert not keeper.stale(state)
+    assert np.array_equal(keeper.blocks, sorted_blocks(state, order))
+    assert np.array_equal(keeper.blocks[keeper.places], np.arange(n))
+    state.step = 2
+    assert not keeper.keep(state, at_once=False), "it has just been sorted"
+
+
+@pytest.mark.parametrize("order", [OWNER, USE])
+def test_whatever_steps_do_while_a_large_pool_is_sorted_every_block_has_one_place(order) -> None:
+    rng = np.random.default_rng(2)
+    n = 150_000
+    state = state_of(rng.integers(-1, 40, n), rng.integers(-1, 999, n), rng.integers(0, 2, n), rng.integers(0, 90, n))
+    sorting = sorted_piece_by_piece(state, order)
+    while True:
+        try:
+            next(sorting)
+        except StopIteration as end:
+            blocks, places = end.value
+            break
+        changed = rng.choice(n, 9000, replace=False)
+        state.owner[changed], state.logical[changed] = rng.integers(-1, 2**31 - 1, (2, 9000))
+        state.refs[changed], state.key[changed] = rng.integers(0, 2, (2, 9000))
+        state.touched[changed] = rng.integers(0, 2**31 - 1, 9000)
+    assert np.array_equal(np.sort(blocks), np.arange(n))
+    assert np.array_equal(blocks[places], np.arange(n))
