@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from textual.driver import Driver
     from textual.screen import Screen
 
+    from engine.trace.state import PoolState
     from kvtui.settings import Settings
     from kvtui.sources.source import Source
     from kvtui.widgets.transport import MarkKindPicked, SeekRequested
@@ -106,6 +107,8 @@ class KvtuiApp(Actions):
         self._selected_block: int | None = None
         self._selected_prefix: Prefix | None = None
         self.marks_next = False
+        self._next_of: tuple[PoolState, int] | None = None
+        self._next: tuple[int, ...] = ()
         self._generation = source.generation if source.position < 0 else -1
         """Of the last picture; one that begins in the middle of a trace has the steps before it to read."""
         rate = settings.frame_rate if settings is not None else None
@@ -302,12 +305,22 @@ class KvtuiApp(Actions):
             selected_block=self._selected_block,
             selected_prefix=self._selected_prefix.key if self._selected_prefix is not None else None,
             selected_blocks=self._selected_prefix.blocks_in(state) if self._selected_prefix is not None else (),
-            next_blocks=tuple(state.free_queue(NEXT_BLOCKS).tolist()) if self.marks_next else (),
+            next_blocks=self._next_blocks(state),
             running=frozenset(member[0] for member in last.batch) if last is not None else frozenset(),
             listen_url=self.listen_url,
             names=self.names,
             mark_kinds=self.mark_kinds,
         )
+
+    def _next_blocks(self, state: PoolState) -> tuple[int, ...]:
+        """The blocks that are to be marked as taken next: looked for once a step, since all of the pool is asked."""
+        if not self.marks_next:
+            self._next_of = None
+            return ()
+        if self._next_of != (state, state.step):
+            self._next_of = (state, state.step)
+            self._next = tuple(state.free_queue(NEXT_BLOCKS).tolist())
+        return self._next
 
     # -- selection --------------------------------------------------------------------------------------------------
 
