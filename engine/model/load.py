@@ -11,6 +11,7 @@ from engine.attention.choice import choose_attention
 from engine.attention.hook import HookError
 from engine.config import ConfigError, EngineConfig
 from engine.kv_cache import QUANTISED, SCALE_BYTES, KVCache
+from engine.model import freed_memory
 from engine.model.checkpoint import Checkpoint, find_checkpoint
 from engine.model.decode_graphs import DecodeGraphs
 from engine.model.device import choose_device, choose_dtype, choose_kv_dtype, set_threads
@@ -58,6 +59,8 @@ def load(config: EngineConfig, progress: Callable[[str], None], *, title: str, d
     runner = make_runner(
         model, config, name=checkpoint.name, attention=attention, attention_name=attention_name, tokenizer=tokenizer
     )
+    del model
+    freed_memory.give_back()
     return engine_for(config, runner, TokenizerCodec(tokenizer), title=title, description=description)
 
 
