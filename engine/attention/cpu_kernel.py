@@ -8,8 +8,8 @@ rows of the same small matrix, so that each key and value is read and converted 
 Keys are walked in tiles of `TILE_KV` positions. The block table is looked at once per tile, for the offset of every
 position; the inner loops take offsets and neither know blocks nor care for their size. Softmax is kept online across
 tiles (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax"; Dao et al. 2022, "FlashAttention").
-With few rows the inner loops read the cache itself and convert in registers; with more, or an awkward head size,
-`GATHER` positions at a time are converted to float32 first, which then all rows use.
+With few rows the inner loops read the cache itself and convert in registers, a small tile of several heads at a time;
+with more, or an awkward head size, `GATHER` positions at a time become float32 first, which then all rows use.
 
 The codes of a quantised cache are treated as numbers; the scales of a tile's keys are applied to its scores, those of
 its values to its weights: one multiplication for each position instead of one for each element.
@@ -348,8 +348,8 @@ def _write(p, tag, cache_tag, first_row, last_row, first_head, last_head, floats
 def make_worker(tag: Any, cache_tag: Any) -> Any:
     """The worker of an element type and a cache's, still Python: it works on the call whose `PARAMS` are at an address.
 
-    Nothing but `_attend` is a function of its own below it: Numba generates machine code for each function once more in
-    every function that calls it.
+    Numba generates machine code for each function once more in every function above it: what is long is called from one
+    place.
     """
 
     def worker(address):
