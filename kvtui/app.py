@@ -247,6 +247,7 @@ class KvtuiApp(Actions):
 
     def _hand_out(self, hand_over: Callable[[View], None]) -> None:
         """Hand the present view over, and write what the panels make of it."""
+        self.main.slowness = self._pace.slowness
         uncovered = self.screen is self.main and not self._notifications and not self.is_headless
         self.painter.begin(uncovered and not self.main.settling)
         hand_over(self.view())

@@ -65,6 +65,11 @@ class Pace:
         """Whether it is time for a frame. Half a tick early is on time, or every frame would come a tick late."""
         return self._clock() - self._drew_at >= self.interval - self.tick_seconds / 2
 
+    @property
+    def slowness(self) -> float:
+        """How many times as far apart frames are as they would be if they cost nothing."""
+        return self.interval / self._best
+
     def hurry(self) -> None:
         """Make a frame due now: the user waits for an answer."""
         self._drew_at = float("-inf")

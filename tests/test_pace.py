@@ -52,6 +52,7 @@ def test_however_dear_frames_are_two_come_in_a_second() -> None:
     clocks = Clocks()
     clocks.run(10, 1.0)
     assert clocks.pace.interval == WORST_SECONDS
+    assert clocks.pace.slowness == WORST_SECONDS / BEST_SECONDS
 
 
 def test_when_frames_get_cheap_again_they_come_often_again() -> None:
@@ -59,6 +60,7 @@ def test_when_frames_get_cheap_again_they_come_often_again() -> None:
     clocks.run(10, 0.2)
     clocks.run(30, 0.001)
     assert clocks.pace.interval == BEST_SECONDS
+    assert clocks.pace.slowness == 1
 
 
 def test_a_key_is_answered_at_once() -> None:

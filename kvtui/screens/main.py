@@ -76,6 +76,10 @@ UNHURRIED_SECONDS = {
 """Panels whose many rows change with every step, and how often the eye needs them while steps stream by."""
 
 
+_MOST_SLOWED = 5
+"""How many times as long they wait at most where frames have to be far apart."""
+
+
 @dataclass(slots=True)
 class Later:
     """A panel that is not drawn in every frame.
@@ -163,6 +167,8 @@ class MainScreen(Screen[None]):
         self._panels: list[Panel] = []
         self._stale: set[Panel] = set()
         self._later: dict[Panel, Later] = {}
+        self.slowness = 1.0
+        """How much longer unhurried panels wait where frames are far apart: not in every one of those either."""
         self._view: View | None = None
         self._title = ""
 
@@ -392,7 +398,7 @@ class MainScreen(Screen[None]):
     def _tell(self, panel: Panel, later: Later, now: float, reset: bool) -> None:
         """Tell an unhurried panel of the steps that it has not been told of."""
         assert self._view is not None
-        later.due = now + later.interval
+        later.due = now + later.interval * min(self.slowness, _MOST_SLOWED)
         steps, later.steps = later.steps, []
         panel.update_view(self._view, steps, reset)
 
