@@ -5,6 +5,7 @@ Overlays are imported when they are opened: the first picture does not wait for 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -145,6 +146,7 @@ class KvtuiApp(Actions):
         self.screen.set_class(self.glyphs.ascii, "-ascii")
         if not self.is_headless:
             self._handle_signals()
+        self.end_with_terminal()
         self._often = self.set_interval(self._pace.tick_seconds, self.tick)
         self._seldom = self.set_interval(_SELDOM_SECONDS, self.tick, pause=True)
         self._timers_ready = True
@@ -449,11 +451,17 @@ def run_app(
     code = app.return_code or 0
     if capture is not None:
         for line in capture.since_mark() if app.exit_reason is None else capture.tail(20 if code == 1 else 0):
-            print(line, file=sys.stderr)
+            _say(line)
     if app.exit_reason is not None:
-        print(f"kvtui: {app.exit_reason}", file=sys.stderr)
+        _say(f"kvtui: {app.exit_reason}")
     _close(source, code, before_exit)
     return code
+
+
+def _say(line: str) -> None:
+    # Where the terminal is gone there is nobody to tell.
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr)
 
 
 def _close(source: Source, code: int, before_exit: Callable[[], None] | None) -> None:

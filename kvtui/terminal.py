@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -36,6 +37,20 @@ def terminal_problem() -> str | None:
     if not (os.isatty(2) or os.isatty(1)):
         return f"the output is not a terminal: run kvtui in a terminal; {instead}"
     return None
+
+
+def forget_told_size() -> None:
+    """Measure the terminal, whatever `COLUMNS` and `LINES` say: a shell that exports them tells of a past size."""
+    if not served():
+        for name in ("COLUMNS", "LINES"):
+            os.environ.pop(name, None)
+
+
+def hung_up() -> bool:
+    """Whether the terminal that keys come from is gone, which not every process is told by a signal."""
+    poll = select.poll()
+    poll.register(0, 0)
+    return any(events & select.POLLHUP for _, events in poll.poll(0))
 
 
 def driver_for(terminal: TextIO, on_leave: Callable[[], None]) -> type[Driver]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from typing import TYPE_CHECKING
 
 from textual.app import App
@@ -11,6 +12,7 @@ from textual.scrollbar import ScrollBar, ScrollBarRender
 from kvtui.glyphs import choose_glyphs
 from kvtui.palette import Palette, ThemeError, load_palettes
 from kvtui.settings import Settings, glyphs_with
+from kvtui.terminal import forget_told_size, hung_up, served
 from kvtui.themes import PREFIX, Colorless, PlainScrollBar, textual_theme, variables_of
 
 if TYPE_CHECKING:
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
 
     from textual.driver import Driver
     from textual.filter import LineFilter
+
+
+_HUNG_UP_SECONDS = 1.0
+"""Between two looks whether the terminal is still there."""
 
 
 class ThemedApp(App[None]):
@@ -52,6 +58,7 @@ class ThemedApp(App[None]):
         settings: Settings | None,
         driver_class: type[Driver] | None = None,
     ) -> None:
+        forget_told_size()
         self._mono = bool(os.environ.get("NO_COLOR"))
         self.palettes = load_palettes(self._mono, settings.themes if settings else None)
         theme = theme or (settings.theme if settings else None)
@@ -69,6 +76,19 @@ class ThemedApp(App[None]):
             self.glyphs = glyphs_with(settings, self.glyphs)
         self.set_class(self.glyphs.ascii, "-ascii")
         ScrollBar.renderer = PlainScrollBar if self.glyphs.ascii else ScrollBarRender
+
+    def end_with_terminal(self) -> None:
+        """From now on, end when the terminal is gone: there would be nobody to draw for, and no key to end it."""
+        if not self.is_headless and not served():
+            self.set_interval(_HUNG_UP_SECONDS, self._look_for_terminal)
+
+    def _look_for_terminal(self) -> None:
+        if hung_up():
+            self.leave(128 + signal.SIGHUP, "ended: the terminal is gone")
+
+    def leave(self, code: int, reason: str | None = None) -> None:
+        """End with an exit code; the reason is for whoever has the screen then."""
+        self.exit(return_code=code)
 
     def redraw(self) -> None:
         """Draw everything anew."""

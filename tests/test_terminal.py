@@ -55,7 +55,7 @@ def tick():
     return step()
 engine.step = tick
 loop.start()
-code = run_app(source, theme="dark", before_exit=lambda: print("CLOSED RECORDING"))
+code = run_app(source, theme="dark", before_exit=None if what == "silent" else lambda: print("CLOSED RECORDING"))
 sys.exit(code)
 """
 
@@ -168,6 +168,21 @@ def test_a_signal_gives_the_terminal_back_says_which_and_exits_with_its_code(ter
     assert session.end() == 128 + number
     session.check_given_back()
     assert f"kvtui: ended by {number.name}" in session.after
+
+
+def test_a_terminal_that_goes_away_without_a_signal_ends_the_session(terminal) -> None:
+    session = terminal("silent")
+    os.close(session.slave)
+    os.close(session.master)
+    session.master, session.slave = pty.openpty()
+    assert session.process.wait(PATIENCE) == 128 + signal.SIGHUP
+
+
+def test_a_shell_that_exports_another_size_does_not_make_it_one(terminal) -> None:
+    session = terminal("runs", size=(130, 40), COLUMNS="80", LINES="24")
+    session.read_until(b"Batch per iteration")  # a panel that a width of 80 has no room for beside the others
+    session.press(b"q")
+    assert session.end() == 0
 
 
 def test_a_process_that_was_stopped_and_continued_still_gives_the_terminal_back(terminal) -> None:

@@ -123,6 +123,7 @@ class RaceApp(ThemedApp):
         """Start the clock."""
         for lane in self._lanes:
             lane.set_class(self.glyphs.ascii, "-ascii")
+        self.end_with_terminal()
         self._lanes[0].focus()
         self._last = self._clock()
         self.set_interval(1 / FRAMES_PER_SECOND, self.tick)
