@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import sys
@@ -53,6 +54,28 @@ def hung_up() -> bool:
     return any(events & select.POLLHUP for _, events in poll.poll(0))
 
 
+class _LastingFile:
+    """A terminal that takes what is written even when it is gone.
+
+    The thread that writes would end with the first error, and whoever draws next would wait for it for ever.
+    """
+
+    def __init__(self, terminal: TextIO) -> None:
+        self._terminal = terminal
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._terminal.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._terminal.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._terminal, name)
+
+
 def driver_for(terminal: TextIO, on_leave: Callable[[], None]) -> type[Driver]:
     """Textual's driver on a terminal of our own, since 1 and 2 are pipes by now.
 
@@ -67,7 +90,7 @@ def driver_for(terminal: TextIO, on_leave: Callable[[], None]) -> type[Driver]:
 
         def __init__(self, app: App[Any], **settings: Any) -> None:
             super().__init__(app, **settings)
-            self._file = terminal  # type: ignore[assignment]
+            self._file = _LastingFile(terminal)  # type: ignore[assignment]
 
         def _get_terminal_size(self) -> tuple[int, int]:
             try:

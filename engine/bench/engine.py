@@ -192,6 +192,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", default="smollm2", help="'simulated' leaves the peers out")
     parser.add_argument("--dtype", default="auto", choices=["auto", "bfloat16", "float32"])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sides", nargs="+", metavar="NAME", help="only these, as their lines name them")
     parser.add_argument("--vllm-python", metavar="PYTHON", help="interpreter in which vLLM is installed")
     parser.add_argument("--openvino-python", metavar="PYTHON", help="interpreter in which OpenVINO GenAI is installed")
     parser.add_argument("--policy-blocks", type=int, default=128, help="memory in which the policies compare")
@@ -214,6 +215,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             base += ["--vocabulary", "256"]
         if options.part != "policies" and options.model != "simulated":
             sides = dict.fromkeys(OURS, (sys.executable, base)) | _peers(options, base)
+            unknown = set(options.sides or ()) - set(sides)
+            if unknown:
+                parser.error(f"no side is named {', '.join(sorted(unknown))}: there are {', '.join(sides)}")
+            sides = {name: how for name, how in sides.items() if not options.sides or name in options.sides}
             figures += peer_figures(run_sides(sides, options.rounds, sink))
         if options.part != "peers":
             base += ["--num-blocks", str(options.policy_blocks), "--asked", str(options.asked)]
