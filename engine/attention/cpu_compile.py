@@ -21,6 +21,7 @@ import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from types import ModuleType
 
 logger = logging.getLogger("engine")
 
@@ -36,6 +37,8 @@ TAGS: dict[torch.dtype, np.generic] = {
 }
 """The value that stands for an element type in `cpu_lanes`."""
 
+_SHARED = [Path(__file__).with_name(f"cpu_{name}.py") for name in ("call", "compile", "lanes", "vector")]
+
 _lock = threading.Lock()
 
 
@@ -44,17 +47,17 @@ class Compiled:
 
     Args:
         make: Gives the worker, a Python function of one address that Numba can compile.
-        sources: Files that are compiled into it besides the worker's own.
+        modules: What is compiled into it besides the worker's own file and what all share (`_SHARED`).
 
     Attributes:
         address: Of the C function `void (int64)`, good for as long as this object lives.
         seconds: That it took.
     """
 
-    def __init__(self, make: Callable[[], Callable[[int], None]], sources: Sequence[Path]) -> None:
+    def __init__(self, make: Callable[[], Callable[[int], None]], *modules: ModuleType) -> None:
         start = time.perf_counter()
         with _lock:
-            folder = cache_dir(sources)
+            folder = cache_dir([*_SHARED, *(Path(str(module.__file__)) for module in modules)])
             try:
                 self._function = _compile(make(), folder)
             except Exception:

@@ -6,6 +6,8 @@ import struct
 
 import numpy as np
 
+from engine.attention.cpu_call import COUNTER_BYTES
+
 TILE_KV = 256
 """Positions whose scores are held at once: softmax is rescaled once per tile, and a tile's scores stay in cache."""
 
@@ -30,10 +32,8 @@ WRITE_ROWS = 16
 WRITE, ATTEND, ATTEND_AND_WRITE = range(3)
 """Phases, what one run of the worker does."""
 
-SLOT, CURSOR = 0, 64
-"""Byte offsets of the counters that threads share, each on a cache line of its own: scratch handed out, next item."""
-
-NUM_COUNTERS = 16
+SLOT, CURSOR = 0, COUNTER_BYTES
+"""Byte offsets of the counters that threads share, see `cpu_call`: scratch handed out, next item."""
 
 OF_CALL = (
     "phase",

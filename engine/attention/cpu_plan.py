@@ -7,14 +7,13 @@ alone is worked out in the first layer of a step and kept for the others.
 from __future__ import annotations
 
 import functools
-import threading
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from engine.attention import cpu_threads
+from engine.attention.cpu_call import SERIAL_WORK, Workspace
 from engine.attention.cpu_compile import TAGS, Compiled
 from engine.attention.cpu_lanes import LANES
 from engine.attention.cpu_pages import advise_large_pages
@@ -24,7 +23,6 @@ from engine.attention.cpu_params import (
     CALL,
     FEW_BYTES,
     MAX_ROWS,
-    NUM_COUNTERS,
     PARAMS,
     STEP,
     TILE_FEW,
@@ -45,21 +43,12 @@ _OF_MODELS = (torch.bfloat16, torch.float16, torch.float32)
 _OF_CACHES = (torch.bfloat16, torch.int8, torch.float8_e4m3fn)
 """Beside the model's own."""
 
-_SOURCES = ("cpu_kernel.py", "cpu_lanes.py", "cpu_params.py", "cpu_vector.py")
-
-_SERIAL_WORK = 1 << 15
-"""Below about this many multiplications one thread is done before a second one would have started."""
-
 
 @functools.cache
 def _compiled(dtype: torch.dtype, cache_dtype: torch.dtype) -> Compiled:
-    from engine.attention import cpu_kernel
+    from engine.attention import cpu_kernel, cpu_params
 
-    return Compiled(lambda: cpu_kernel.make_worker(TAGS[dtype], TAGS[cache_dtype]), _sources())
-
-
-def _sources() -> list[Path]:
-    return [Path(__file__).with_name(name) for name in _SOURCES]
+    return Compiled(lambda: cpu_kernel.make_worker(TAGS[dtype], TAGS[cache_dtype]), cpu_kernel, cpu_params)
 
 
 def warmup(dtype: torch.dtype, cache_dtype: torch.dtype | None = None) -> float:
@@ -85,26 +74,13 @@ def warmup(dtype: torch.dtype, cache_dtype: torch.dtype | None = None) -> float:
     return _compiled(dtype, cache_dtype).seconds
 
 
-class _Workspace(threading.local):
-    """What a thread that calls attention keeps: memory for the workers, and the plan of the step that it is in."""
+class _Workspace(Workspace):
+    """With the plan of the step that the thread is in."""
 
-    def __init__(self) -> None:
-        self.plan: Plan | None = None
-        self.scratch = np.empty(0, np.float32)
-        self.record = np.zeros(PARAMS.itemsize, np.uint8)
-        counters = np.zeros(2 * NUM_COUNTERS, np.int64)
-        first = -(counters.ctypes.data // 8) % NUM_COUNTERS
-        self.counters = counters[first : first + NUM_COUNTERS]
-        self.addresses = self.record.ctypes.data, self.counters.ctypes.data
-
-    def scratch_address(self, num_floats: int) -> int:
-        """Address of that much memory, valid until more is asked for."""
-        if len(self.scratch) < num_floats:
-            self.scratch = np.empty(num_floats, np.float32)
-        return int(self.scratch.ctypes.data)
+    plan: Plan | None = None
 
 
-_workspace = _Workspace()
+_workspace = _Workspace(PARAMS.itemsize)
 
 
 class Plan:
@@ -137,21 +113,20 @@ class Plan:
         queries = min(metadata.max_query_len, max(1, MAX_ROWS // group))
         self._items, cost = _items(metadata, max(1, queries))
         num_items = len(self._items)
-        num_threads = torch.get_num_threads() if cost * num_heads * cache.head_dim > _SERIAL_WORK else 1
+        num_threads = torch.get_num_threads() if cost * num_heads * cache.head_dim > SERIAL_WORK else 1
         # All heads of a block lie side by side, so one thread takes them together unless others would have nothing.
         together = num_items >= 4 * num_threads
         heads = _heads_together(cache) if together else 1
         max_rows = max(-(-group * queries // TILE_ROWS), heads) * TILE_ROWS
         max_lines = lines_of(heads, width)
         stride = -(-scratch_floats(max_rows, width, max_lines) // 16) * 16
-        self._record = _workspace.record.data
-        self._address, counters = _workspace.addresses
+        self._record, self._address = _workspace.record, _workspace.address
         self._counters = _workspace.counters
         STEP.pack_into(
             self._record,
             CALL.size,
-            counters,
-            _workspace.scratch_address(num_threads * stride),
+            _workspace.counters_address,
+            _workspace.scratch(num_threads * stride),
             cache.data.data_ptr(),
             0 if cache.scales is None else cache.scales.data_ptr(),
             metadata.query_start_loc.data_ptr(),

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-import threading
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
-from engine.attention import cpu, cpu_lanes, cpu_threads, cpu_vector
+from engine.attention import cpu, cpu_threads
+from engine.attention.cpu_call import Workspace
 from engine.attention.cpu_compile import TAGS, Compiled
 from engine.model.row_kernel import ADD_NORM, CALL, GATE, NORM, PARAMS, make_worker
 
@@ -24,21 +22,12 @@ _SERIAL_ELEMENTS = {NORM: 1 << 16, ADD_NORM: 1 << 16, GATE: 1 << 15}
 _ITEMS_PER_THREAD = 4
 
 
-class _Record(threading.local):
-    """What a thread that calls has for itself: the record that the worker reads."""
-
-    def __init__(self) -> None:
-        self.bytes = np.zeros(PARAMS.itemsize, np.uint8)
-        self.data, self.address = self.bytes.data, int(self.bytes.ctypes.data)
-
-
-_record = _Record()
+_workspace = Workspace(PARAMS.itemsize)
 
 
 @functools.cache
 def _compiled(dtype: torch.dtype) -> Compiled:
-    sources = [Path(str(module.__file__)) for module in (cpu_lanes, cpu_vector)]
-    return Compiled(lambda: make_worker(TAGS[dtype]), sources)
+    return Compiled(lambda: make_worker(TAGS[dtype]))
 
 
 class CompiledOperations:
@@ -112,10 +101,9 @@ class CompiledOperations:
         if num_threads > 1:
             run = self._parallel(num_threads)
             per_item = -(-num_rows // (_ITEMS_PER_THREAD * num_threads))
-        record = _record
         pointers = source.data_ptr(), update, weight, out.data_ptr()
-        CALL.pack_into(record.data, 0, 0, operation, num_rows, per_item, width, *pointers, eps)
-        run(record.address)
+        CALL.pack_into(_workspace.record, 0, 0, operation, num_rows, per_item, width, *pointers, eps)
+        run(_workspace.address)
         return out
 
 

@@ -13,32 +13,23 @@ the upper half of the same byte or word, so that one load, a mask and a shift gi
 from __future__ import annotations
 
 import functools
-import logging
 import struct
-import threading
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
-from engine.attention import cpu_compile, cpu_lanes, cpu_threads, cpu_vector
+from engine.attention import cpu_threads
+from engine.attention.cpu_call import SERIAL_WORK, Workspace
 from engine.attention.cpu_compile import Compiled
 from engine.attention.cpu_lanes import LANES
 from engine.model import cpu_linear_kernel, weight_codes
-from engine.model.cpu_linear_kernel import BITS, CHUNK, FIELDS, NUM_COUNTERS, PANEL, PARAMS, VECTORS
-from engine.model.weight_codes import BLOCK, BlockCodes, block_codes, is_bfloat16
+from engine.model.cpu_linear_kernel import BITS, CHUNK, FIELDS, PANEL, PARAMS, VECTORS
+from engine.model.weight_codes import BLOCK, BlockCodes, block_codes, in_panels, is_bfloat16
 
 if TYPE_CHECKING:
     from engine.model.projection import Projection
 
-logger = logging.getLogger("engine")
-
-_SERIAL_WORK = 1 << 15
-"""Below about this many multiplications one thread is done before a second one would have started."""
-
 _CALL = struct.Struct(f"={len(FIELDS)}q")
-_SOURCES = [Path(str(module.__file__)) for module in (cpu_compile, cpu_lanes, cpu_vector, weight_codes)]
 
 
 def exact_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Projection | None:
@@ -95,10 +86,7 @@ def _blocks(tensor: torch.Tensor) -> torch.Tensor:
 
 def _panels(tensor: torch.Tensor) -> torch.Tensor:
     """`[out, blocks, n]` to `[panels, blocks, n, PANEL]`, with zeros for outputs that a last panel lacks."""
-    rest = -len(tensor) % PANEL
-    if rest:
-        tensor = torch.cat((tensor, tensor.new_zeros(rest, *tensor.shape[1:])))
-    return tensor.reshape(-1, PANEL, *tensor.shape[1:]).permute(0, 2, 3, 1)
+    return in_panels(tensor, PANEL).permute(0, 2, 3, 1)
 
 
 def _halves(panels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -113,29 +101,10 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def _worker(bits: int) -> Compiled:
-    return Compiled(lambda: cpu_linear_kernel.make_worker(BITS[bits]), _SOURCES)
+    return Compiled(lambda: cpu_linear_kernel.make_worker(BITS[bits]), weight_codes)
 
 
-class _Workspace(threading.local):
-    """What a thread that calls linear layers keeps for the workers."""
-
-    def __init__(self) -> None:
-        self.record = np.zeros(PARAMS.itemsize, np.uint8)
-        self.memory = np.empty(0, np.float32)
-        counters = np.zeros(2 * NUM_COUNTERS, np.int64)
-        first = -(counters.ctypes.data // 8) % NUM_COUNTERS
-        self.counters = counters[first : first + NUM_COUNTERS]
-        self.addresses = self.record.ctypes.data, self.counters.ctypes.data
-
-    def scratch(self, num_threads: int) -> int:
-        """Address of scratch for so many threads, on a cache line."""
-        needed = num_threads * CHUNK * BLOCK * PANEL + 16
-        if len(self.memory) < needed:
-            self.memory = np.empty(needed, np.float32)
-        return int(-(-self.memory.ctypes.data // 64) * 64)
-
-
-_workspace = _Workspace()
+_workspace = Workspace(PARAMS.itemsize)
 
 
 class _Linear:
@@ -155,13 +124,12 @@ class _Linear:
         num_rows, num_panels = len(x), len(self._packed)
         y = torch.empty(num_rows, num_panels * PANEL)
         work = num_rows * self._num_inputs * self._num_outputs
-        num_threads = torch.get_num_threads() if work > _SERIAL_WORK else 1
-        record, counters = _workspace.addresses
+        num_threads = torch.get_num_threads() if work > SERIAL_WORK else 1
         _CALL.pack_into(
-            _workspace.record.data,
+            _workspace.record,
             0,
-            counters,
-            _workspace.scratch(num_threads),
+            _workspace.counters_address,
+            _workspace.scratch(num_threads * CHUNK * BLOCK * PANEL),
             x.data_ptr(),
             self._packed.data_ptr(),
             y.data_ptr(),
@@ -172,7 +140,7 @@ class _Linear:
             self._block_bytes,
         )
         _workspace.counters.fill(0)
-        self._launch(num_threads)(record)
+        self._launch(num_threads)(_workspace.address)
         if y.shape[1] != self._num_outputs:
             y = y[:, : self._num_outputs].contiguous()
         return y if self._bias is None else y.add_(self._bias)

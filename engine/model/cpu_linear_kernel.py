@@ -23,6 +23,7 @@ from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from engine.attention.cpu_call import COUNTER_BYTES
 from engine.attention.cpu_compile import OPTIONS
 from engine.attention.cpu_lanes import F32, I8, I32, I64, LANES, const, fma, load, pointer, span, splat, store
 from engine.attention.cpu_vector import fetch_add, pointer_to
@@ -38,10 +39,8 @@ ROWS = 6 if LANES == 16 else 3
 CHUNK = 4
 """Blocks converted at a time: 16 KiB of scratch with vectors of 8, half of a small first cache."""
 
-NEXT, SLOT = 0, 64
-"""Byte offsets of the counters that threads share, each on a cache line of its own: next panel, scratch handed out."""
-
-NUM_COUNTERS = 16
+NEXT, SLOT = 0, COUNTER_BYTES
+"""Byte offsets of the counters that threads share, see `cpu_call`: next panel, scratch handed out."""
 
 FIELDS = ("counters", "scratch", "x", "weights", "y", "num_rows", "num_inputs", "num_panels", "x_stride", "block_bytes")
 """Addresses, counts, the stride of the input's rows in elements, and the bytes of a block of a panel."""

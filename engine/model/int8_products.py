@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import functools
 import struct
-import threading
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 
-from engine.attention import cpu_compile, cpu_lanes, cpu_threads, cpu_vector
+from engine.attention import cpu_threads
+from engine.attention.cpu_call import SERIAL_WORK, Workspace
 from engine.attention.cpu_compile import Compiled
 from engine.model import int8_kernel, weight_codes
 from engine.model.int8_kernel import BOTH, FIELDS, MULTIPLY, OUTPUTS, PARAMS, QUANTISE
-from engine.model.weight_codes import BLOCK, BlockCodes, block_codes
+from engine.model.weight_codes import BLOCK, BlockCodes, block_codes, in_panels
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,19 +22,15 @@ if TYPE_CHECKING:
 _SLAB = 4096
 """Output channels whose codes are made at once: a model's head in one piece would take its own size three times."""
 
-_SERIAL_WORK = 1 << 15
-"""Below about this many multiplications one thread is done before a second one would have started."""
-
 _SERIAL_INPUTS = 1 << 15
-"""Likewise for elements of the input on their way to codes."""
+"""Below about this many elements of the input one thread turns them into codes sooner than two."""
 
 _CALL = struct.Struct(f"={len(FIELDS)}q")
-_SOURCES = [Path(str(module.__file__)) for module in (cpu_compile, cpu_lanes, cpu_vector, weight_codes)]
 
 
 @functools.cache
 def _worker() -> Compiled:
-    return Compiled(lambda: int8_kernel.worker, _SOURCES)
+    return Compiled(lambda: int8_kernel.worker, weight_codes)
 
 
 @functools.cache
@@ -44,29 +38,7 @@ def _launcher(num_threads: int) -> Callable[[int], None]:
     return cpu_threads.launcher(_worker().address, num_threads)
 
 
-class _Workspace(threading.local):
-    """What a thread that calls the product keeps: the record, the cursor that workers share, the inputs' codes."""
-
-    def __init__(self) -> None:
-        record, cursor = np.zeros(PARAMS.itemsize, np.uint8), np.zeros(16, np.int64)
-        # The cursor has a cache line of its own.
-        self.cursor = cursor[-(cursor.ctypes.data // 8) % 8 :][:1]
-        self.record = record
-        self.addresses = record.ctypes.data, self.cursor.ctypes.data
-        self._codes = np.empty(0, np.int16)
-        self._floats = np.empty(0, np.float32)
-
-    def reserve(self, num_rows: int, num_blocks: int) -> tuple[int, int, int]:
-        """Addresses of memory for codes, scales of rows and sums of blocks, valid until more is asked for."""
-        if len(self._codes) < num_rows * num_blocks * BLOCK:
-            self._codes = np.empty(num_rows * num_blocks * BLOCK, np.int16)
-        if len(self._floats) < num_rows * (1 + num_blocks):
-            self._floats = np.empty(num_rows * (1 + num_blocks), np.float32)
-        floats = int(self._floats.ctypes.data)
-        return int(self._codes.ctypes.data), floats, floats + 4 * num_rows
-
-
-_workspace = _Workspace()
+_workspace = Workspace(PARAMS.itemsize)
 
 
 def round_to_codes(weight: torch.Tensor) -> BlockCodes:
@@ -131,7 +103,7 @@ class Int8Product:
         y = torch.empty(num_rows, width)
         if num_rows:
             num_threads = torch.get_num_threads()
-            if num_threads == 1 or num_rows * self._num_inputs * width <= _SERIAL_WORK:
+            if num_threads == 1 or num_rows * self._num_inputs * width <= SERIAL_WORK:
                 self._run(x, y, BOTH, 1, self._num_panels)
             else:
                 wide = num_rows * self._num_inputs > _SERIAL_INPUTS
@@ -141,16 +113,21 @@ class Int8Product:
         return y if width == self._num_outputs else y[:, : self._num_outputs].contiguous()
 
     def _run(self, x: torch.Tensor, y: torch.Tensor, phase: int, num_threads: int, item_panels: int) -> None:
-        record, cursor = _workspace.addresses
-        _workspace.cursor[0] = 0
+        # The inputs' codes (int16), the scales of rows and the sums of blocks: both phases find them in one place.
+        code_bytes = len(x) * self._num_blocks * BLOCK * 2
+        codes = _workspace.scratch(code_bytes // 4 + len(x) * (1 + self._num_blocks))
+        scales = codes + code_bytes
+        _workspace.counters.fill(0)
         _CALL.pack_into(
-            _workspace.record.data,
+            _workspace.record,
             0,
             phase,
-            cursor,
+            _workspace.counters_address,
             x.data_ptr(),
             x.stride(0),
-            *_workspace.reserve(len(x), self._num_blocks),
+            codes,
+            scales,
+            scales + 4 * len(x),
             y.data_ptr(),
             len(x),
             self._weights.data_ptr(),
@@ -162,7 +139,7 @@ class Int8Product:
             self._num_panels,
             item_panels,
         )
-        _launcher(num_threads)(record)
+        _launcher(num_threads)(_workspace.address)
 
 
 def _rows_of(codes: BlockCodes, rows: slice) -> BlockCodes:
@@ -171,8 +148,5 @@ def _rows_of(codes: BlockCodes, rows: slice) -> BlockCodes:
 
 
 def _panels(tensor: torch.Tensor) -> torch.Tensor:
-    """`[out, n, ...]` to `[panels, n, OUTPUTS, ...]`, with zeros for outputs that a last panel lacks."""
-    rest = -len(tensor) % OUTPUTS
-    if rest:
-        tensor = torch.cat((tensor, tensor.new_zeros(rest, *tensor.shape[1:])))
-    return tensor.reshape(-1, OUTPUTS, *tensor.shape[1:]).transpose(1, 2)
+    """`[out, n, ...]` to `[panels, n, OUTPUTS, ...]`."""
+    return in_panels(tensor, OUTPUTS).transpose(1, 2)

@@ -77,6 +77,14 @@ def is_bfloat16(weight: torch.Tensor) -> bool:
     return all(bool((rows.bfloat16().float() == rows).all()) for rows in torch.split(weight, _ROWS_AT_ONCE))
 
 
+def in_panels(tensor: torch.Tensor, outputs: int) -> torch.Tensor:
+    """`[out, ...]` to `[panels, outputs, ...]`, with zeros for outputs that a last panel lacks."""
+    rest = -len(tensor) % outputs
+    if rest:
+        tensor = torch.cat((tensor, tensor.new_zeros(rest, *tensor.shape[1:])))
+    return tensor.reshape(-1, outputs, *tensor.shape[1:])
+
+
 _Codes = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
