@@ -200,7 +200,7 @@ def _choose_forward(
 def _rounded_forward(hooked: HookedModel, trial: Trial, name: str, max_positions: int, weights: str) -> Forward:
     if hooked.model.device.type != "cpu":
         raise ConfigError(f"--weights {weights} runs on the CPU, not on {hooked.model.device}: leave it out")
-    if not isinstance(_choose_forward(hooked, trial, name, max_positions, make_projection), FusedLlama):
+    if not isinstance(_choose_forward(hooked, trial, name, max_positions, make_exact_projection), FusedLlama):
         raise ConfigError(f"--weights {weights} serves models of the Llama family, which {name} is not: leave it out")
     forward = FusedLlama.of(hooked.model, hooked.attention, max_positions, _ROUNDED[weights])
     difference = trial.difference(forward)
