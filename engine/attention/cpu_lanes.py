@@ -205,17 +205,22 @@ def exp(builder: Any, x: Any) -> Any:
     return builder.select(low, number(0.0), result)
 
 
-def reduce_add(builder: Any, vec: Any) -> Any:
-    """The sum of a vector's lanes, halves onto halves."""
-    lanes = vec.type.count
-    while lanes > 1:
-        lanes //= 2
+def _halved(builder: Any, vec: Any, lanes: int) -> Any:
+    """A vector's halves added onto each other until so many lanes are left."""
+    left = vec.type.count
+    while left > lanes:
+        left //= 2
         parts = [
-            builder.shuffle_vector(vec, vec, ir.Constant(ir.VectorType(I32, lanes), list(range(start, start + lanes))))
-            for start in (0, lanes)
+            builder.shuffle_vector(vec, vec, ir.Constant(ir.VectorType(I32, left), list(range(start, start + left))))
+            for start in (0, left)
         ]
         vec = builder.fadd(*parts)
-    return builder.extract_element(vec, ir.Constant(I32, 0))
+    return vec
+
+
+def reduce_add(builder: Any, vec: Any) -> Any:
+    """The sum of a vector's lanes, halves onto halves."""
+    return builder.extract_element(_halved(builder, vec, 1), ir.Constant(I32, 0))
 
 
 def reduce_add_four(builder: Any, vectors: list[Any]) -> Any:
@@ -230,16 +235,7 @@ def reduce_add_four(builder: Any, vectors: list[Any]) -> Any:
         parts = [builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, LANES), pick)) for pick in picks]
         return builder.fadd(*parts)
 
-    vec = pair(pair(vectors[0], vectors[1]), pair(vectors[2], vectors[3]))
-    lanes = LANES
-    while lanes > 4:
-        lanes //= 2
-        parts = [
-            builder.shuffle_vector(vec, vec, ir.Constant(ir.VectorType(I32, lanes), list(range(start, start + lanes))))
-            for start in (0, lanes)
-        ]
-        vec = builder.fadd(*parts)
-    return vec
+    return _halved(builder, pair(pair(vectors[0], vectors[1]), pair(vectors[2], vectors[3])), 4)
 
 
 def span(builder: Any, stop: Any, step: int) -> Any:
