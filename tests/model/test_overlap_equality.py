@@ -9,7 +9,7 @@ import pytest
 import torch
 from test_decode_graphs import Recorder, with_graphs
 from test_greedy_equality import GREEDY, expected_all, prompt_of
-from tiny_models import VOCAB, engine_over, run, shared_model
+from tiny_models import VOCAB, engine_over, engine_without_room, run, shared_model
 
 from engine.model.launched import DeviceStep, Draws, Samples, filled_in
 from engine.model.sampler import choose, sample
@@ -42,14 +42,7 @@ def test_chunks_and_decodes_of_many_lengths_equal_generate(family: str) -> None:
 @pytest.mark.parametrize("length", [13, 15, 16, 17])
 def test_preempted_outputs_equal_the_unpreempted(length: int, preemption: Preemption) -> None:
     prompts = [prompt_of(length, seed) for seed in range(3)]
-    engine = engine_over(
-        shared_model("llama"),
-        block_size=4,
-        num_blocks=3 * -(-length // 4) + 1,
-        num_cpu_blocks=16,
-        preemption=preemption,
-        async_scheduling=True,
-    )
+    engine = engine_without_room(length, preemption=preemption, async_scheduling=True)
     assert run(engine, prompts, GREEDY) == expected_all("llama", prompts)
     assert engine.scheduler.num_preemptions > 0
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from test_greedy_equality import GREEDY, prompt_of
-from tiny_models import engine_over, run, shared_model
+from tiny_models import engine_over, engine_without_room, run, shared_model
 
 from engine.request import SamplingParams
 from engine.trace.events import Op, StepTrace
@@ -57,14 +57,7 @@ def test_chunks_and_batches_change_no_token(family: str, form: KVDType, attentio
 @pytest.mark.parametrize("length", [14, 16, 17])
 def test_preempted_outputs_equal_the_unpreempted(length: int, preemption: Preemption, form: KVDType) -> None:
     prompts = [prompt_of(length, seed) for seed in range(3)]
-    engine = engine_over(
-        shared_model("llama"),
-        block_size=4,
-        num_blocks=3 * -(-length // 4) + 1,
-        num_cpu_blocks=16,
-        preemption=preemption,
-        kv_dtype=form,
-    )
+    engine = engine_without_room(length, preemption=preemption, kv_dtype=form)
     assert run(engine, prompts, GREEDY) == all_alone(prompts, form)
     assert engine.scheduler.num_preemptions > 0
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from test_greedy_equality import GREEDY, expected_all, prompt_of
-from tiny_models import engine_over, run, shared_model
+from tiny_models import engine_over, engine_without_room, run, shared_model
 
 from engine.core.scheduler_output import BlockCopy
 from engine.kv_cache import KVCache
@@ -21,13 +21,7 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize("length", [13, 14, 15, 16, 17, 18])
 def test_preempted_outputs_equal_the_unpreempted_around_a_block_boundary(length: int, preemption: Preemption) -> None:
     prompts = [prompt_of(length, seed) for seed in range(3)]
-    engine = engine_over(
-        shared_model("llama"),
-        block_size=4,
-        num_blocks=3 * -(-length // 4) + 1,
-        num_cpu_blocks=16,
-        preemption=preemption,
-    )
+    engine = engine_without_room(length, preemption=preemption)
     assert run(engine, prompts, GREEDY) == expected_all("llama", prompts)
     assert engine.scheduler.num_preemptions > 0
 

@@ -151,6 +151,13 @@ def engine_over(
     return engine_for(config, runner, codec or SimulatedCodec())
 
 
+def engine_without_room(length: int, **settings: Any) -> PagedEngine:
+    """An engine over a tiny Llama with blocks for three prompts of a length and one more: somebody has to give way."""
+    return engine_over(
+        shared_model("llama"), block_size=4, num_blocks=3 * -(-length // 4) + 1, num_cpu_blocks=16, **settings
+    )
+
+
 class Results:
     """What an engine brought for each request."""
 
