@@ -75,10 +75,6 @@ class Actions(TimeActions):
         """The dashboard's screen, whatever lies over it."""
         raise NotImplementedError
 
-    def leave(self, code: int, reason: str | None = None) -> None:
-        """End with an exit code."""
-        raise NotImplementedError
-
     def draw(self) -> None:
         """Show the present moment."""
         raise NotImplementedError
@@ -137,10 +133,6 @@ class Actions(TimeActions):
                 return
             self._say(f"{path} written")
             return
-
-    async def action_quit(self) -> None:
-        """Leave at once."""
-        self.leave(0)
 
     def action_panel(self, number: int) -> None:
         """Go to a panel by its number."""

@@ -5,26 +5,23 @@ Overlays are imported when they are opened: the first picture does not wait for 
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
-import signal
 import sys
 import time
-from threading import Timer
 from typing import TYPE_CHECKING, Any
 
 from engine.trace.invariants import quick_check
 from engine.trace.marks import ALL_KINDS
 from kvtui.actions import Actions
-from kvtui.capture_output import OutputCapture
 from kvtui.history import History
 from kvtui.names import Names
+from kvtui.on_terminal import run_on_terminal
 from kvtui.pace import BEST_SECONDS, MOST_BESIDE_A_MODEL, MOST_OF_A_CORE, Pace
 from kvtui.paint import Painter
 from kvtui.palette import ThemeError
 from kvtui.screens.main import BAR_SECONDS, MainScreen
-from kvtui.terminal import driver_for, drop_pending_writes, pending_writes, served, terminal_problem
+from kvtui.terminal import pending_writes, terminal_problem
 from kvtui.view import BlockSelected, Prefix, PrefixSelected, RequestSelected, View
 
 if TYPE_CHECKING:
@@ -34,6 +31,7 @@ if TYPE_CHECKING:
     from textual.screen import Screen
 
     from engine.trace.state import PoolState
+    from kvtui.capture_output import OutputCapture
     from kvtui.settings import Settings
     from kvtui.sources.source import Source
     from kvtui.widgets.transport import MarkKindPicked, SeekRequested
@@ -58,9 +56,6 @@ NEXT_BLOCKS = 8
 STUCK_SECONDS = 0.8
 """How long a quit waits for the engine to come out of a step."""
 
-EXIT_TERMINAL_SECONDS = 1.5
-"""How long a quit waits for a terminal that takes nothing."""
-
 
 class KvtuiApp(Actions):
     """The dashboard over one source.
@@ -72,7 +67,7 @@ class KvtuiApp(Actions):
         ascii_only: Draw with ASCII alone; chosen by itself where the locale knows no Unicode.
         capture: Lines that the process prints, for the log panel.
         settings: The user's own; what is given beside them goes before them.
-        driver_class: For tests and `run_app`.
+        driver_class: For tests and `run_on_terminal`.
 
     Raises:
         ThemeError: If there is no such theme.
@@ -93,7 +88,9 @@ class KvtuiApp(Actions):
         settings: Settings | None = None,
         driver_class: type[Driver] | None = None,
     ) -> None:
-        super().__init__(theme=theme, ascii_only=ascii_only, settings=settings, driver_class=driver_class)
+        super().__init__(
+            theme=theme, ascii_only=ascii_only, settings=settings, capture=capture, driver_class=driver_class
+        )
         self.source = source
         self.listen_url = listen_url
         self.hidden = settings.hide if settings is not None else frozenset[str]()
@@ -102,8 +99,6 @@ class KvtuiApp(Actions):
         self.history = History()
         self.names = Names()
         self.mark_kinds = ALL_KINDS
-        self.capture = capture
-        self.exit_reason: str | None = None
         self._selected_request: int | None = None
         self._selected_block: int | None = None
         self._selected_prefix: Prefix | None = None
@@ -134,45 +129,14 @@ class KvtuiApp(Actions):
         """The dashboard itself."""
         return MainScreen(self.hidden, self.source.header.num_cpu_blocks)
 
-    def _print(self, text: str, stderr: bool = False) -> None:
-        """Python prints while the app runs; one `Print` message for each would cost a message, so none is sent."""
-        if self.capture is not None and not self.is_headless:
-            os.write(2 if stderr else 1, text.encode("utf-8", "replace"))
-        else:
-            super()._print(text, stderr)
-
     def on_mount(self) -> None:
         """Start pulling."""
         self.screen.set_class(self.glyphs.ascii, "-ascii")
-        if not self.is_headless:
-            self._handle_signals()
         self.end_with_terminal()
         self._often = self.set_interval(self._pace.tick_seconds, self.tick)
         self._seldom = self.set_interval(_SELDOM_SECONDS, self.tick, pause=True)
         self._timers_ready = True
         self.set_timer(_SETTLED_SECONDS, _freeze_garbage)
-
-    def _handle_signals(self) -> None:
-        import asyncio
-
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal, signal.Signals(number))
-
-    def _on_signal(self, number: signal.Signals) -> None:
-        self.leave(128 + number, f"ended by {number.name}")
-
-    def leave(self, code: int, reason: str | None = None) -> None:
-        """Give the terminal back and end with this exit code; the reason is printed once the shell has the screen."""
-        if self.exit_reason is None:
-            self.exit_reason = reason
-        if self.capture is not None and not self.is_headless:
-            drop_pending_writes(self._driver)
-            watchdog = Timer(EXIT_TERMINAL_SECONDS, os._exit, (code or 1,))
-            watchdog.daemon = True
-            watchdog.start()
-            self.watchdog = watchdog
-        self.exit(return_code=code)
 
     # -- frames -----------------------------------------------------------------------------------------------------
 
@@ -419,49 +383,29 @@ def run_app(
         The exit code: 0, 1 where something went wrong (printed on standard error), 2 where the terminal or the theme
         will not do, 128 + n after signal n.
     """
-    problem = terminal_problem()
-    if problem is not None:
-        print(f"kvtui: {problem}", file=sys.stderr)
-        return 2
-    # Served to a browser, the standard streams carry the screen itself.
-    capture = None if served() else OutputCapture()
-    if capture is not None:
-        capture.start()
-    app: KvtuiApp | None = None
-    failure: str | None = None
-    try:
-        app = KvtuiApp(
+
+    def dashboard(capture: OutputCapture | None, driver_class: type[Driver] | None) -> KvtuiApp:
+        return KvtuiApp(
             source,
             listen_url=listen_url,
             theme=theme,
             ascii_only=ascii,
             capture=capture,
             settings=settings,
-            driver_class=None if capture is None else driver_for(capture.terminal, capture.mark),
+            driver_class=driver_class,
         )
-        app.run()
-    except ThemeError as error:
-        failure = str(error)
-    finally:
-        if capture is not None:
-            capture.stop()
-    if app is None:
-        print(f"kvtui: {failure}", file=sys.stderr)
+
+    problem = terminal_problem()
+    if problem is not None:
+        print(f"kvtui: {problem}", file=sys.stderr)
         return 2
-    code = app.return_code or 0
-    if capture is not None:
-        for line in capture.since_mark() if app.exit_reason is None else capture.tail(20 if code == 1 else 0):
-            _say(line)
-    if app.exit_reason is not None:
-        _say(f"kvtui: {app.exit_reason}")
+    try:
+        code = run_on_terminal(dashboard)
+    except ThemeError as error:
+        print(f"kvtui: {error}", file=sys.stderr)
+        return 2
     _close(source, code, before_exit)
     return code
-
-
-def _say(line: str) -> None:
-    # Where the terminal is gone there is nobody to tell.
-    with contextlib.suppress(OSError):
-        print(line, file=sys.stderr)
 
 
 def _close(source: Source, code: int, before_exit: Callable[[], None] | None) -> None:

@@ -1,9 +1,11 @@
-"""What kvtui's apps have in common: a palette, a set of glyphs, and no colour where NO_COLOR asks for none."""
+"""What kvtui's apps have in common: a palette, glyphs, no colour where NO_COLOR asks for none, and how they end."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+from threading import Timer
 from typing import TYPE_CHECKING
 
 from textual.app import App
@@ -12,7 +14,7 @@ from textual.scrollbar import ScrollBar, ScrollBarRender
 from kvtui.glyphs import choose_glyphs
 from kvtui.palette import Palette, ThemeError, load_palettes
 from kvtui.settings import Settings, glyphs_with
-from kvtui.terminal import forget_told_size, hung_up, served
+from kvtui.terminal import drop_pending_writes, forget_told_size, hung_up, served
 from kvtui.themes import PREFIX, Colorless, PlainScrollBar, textual_theme, variables_of
 
 if TYPE_CHECKING:
@@ -21,9 +23,13 @@ if TYPE_CHECKING:
     from textual.driver import Driver
     from textual.filter import LineFilter
 
+    from kvtui.capture_output import OutputCapture
 
 _HUNG_UP_SECONDS = 1.0
 """Between two looks whether the terminal is still there."""
+
+EXIT_TERMINAL_SECONDS = 1.5
+"""How long a quit waits for a terminal that takes nothing."""
 
 
 class ThemedApp(App[None]):
@@ -33,9 +39,11 @@ class ThemedApp(App[None]):
         theme: Name of a theme; goes before the one in the settings.
         ascii_only: Draw with ASCII alone; chosen by itself where the locale knows no Unicode.
         settings: The user's own.
-        driver_class: For tests and `run_app`.
+        capture: What keeps the process's output off the screen meanwhile; None without a terminal of its own.
+        driver_class: For tests and `run_on_terminal`.
 
     Attributes:
+        exit_reason: Why it ended, where nobody asked for it.
         palette: The theme in use.
         palettes: All themes by name.
         glyphs: The set in use.
@@ -56,9 +64,12 @@ class ThemedApp(App[None]):
         theme: str | None,
         ascii_only: bool,
         settings: Settings | None,
+        capture: OutputCapture | None = None,
         driver_class: type[Driver] | None = None,
     ) -> None:
         forget_told_size()
+        self.capture = capture
+        self.exit_reason: str | None = None
         self._mono = bool(os.environ.get("NO_COLOR"))
         self.palettes = load_palettes(self._mono, settings.themes if settings else None)
         theme = theme or (settings.theme if settings else None)
@@ -77,18 +88,45 @@ class ThemedApp(App[None]):
         self.set_class(self.glyphs.ascii, "-ascii")
         ScrollBar.renderer = PlainScrollBar if self.glyphs.ascii else ScrollBarRender
 
+    def _print(self, text: str, stderr: bool = False) -> None:
+        """Python prints while the app runs; one `Print` message for each would cost a message, so none is sent."""
+        if self.capture is not None and not self.is_headless:
+            os.write(2 if stderr else 1, text.encode("utf-8", "replace"))
+        else:
+            super()._print(text, stderr)
+
     def end_with_terminal(self) -> None:
-        """From now on, end when the terminal is gone: there would be nobody to draw for, and no key to end it."""
-        if not self.is_headless and not served():
+        """From now on, end by a signal, and when the terminal is gone: there would be nobody to draw for."""
+        if self.is_headless:
+            return
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, signal.Signals(number))
+        if not served():
             self.set_interval(_HUNG_UP_SECONDS, self._look_for_terminal)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        self.leave(128 + number, f"ended by {number.name}")
 
     def _look_for_terminal(self) -> None:
         if hung_up():
             self.leave(128 + signal.SIGHUP, "ended: the terminal is gone")
 
     def leave(self, code: int, reason: str | None = None) -> None:
-        """End with an exit code; the reason is for whoever has the screen then."""
+        """Give the terminal back and end with this exit code; the reason is printed once the shell has the screen."""
+        if self.exit_reason is None:
+            self.exit_reason = reason
+        if self.capture is not None and not self.is_headless:
+            drop_pending_writes(self._driver)
+            watchdog = Timer(EXIT_TERMINAL_SECONDS, os._exit, (code or 1,))
+            watchdog.daemon = True
+            watchdog.start()
+            self.watchdog = watchdog
         self.exit(return_code=code)
+
+    async def action_quit(self) -> None:
+        """Leave at once."""
+        self.leave(0)
 
     def redraw(self) -> None:
         """Draw everything anew."""

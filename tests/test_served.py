@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 PATIENCE_S = 60.0
 
 
@@ -16,7 +18,14 @@ def packet(kind: bytes, payload: bytes) -> bytes:
     return kind + len(payload).to_bytes(4, "big") + payload
 
 
-def test_a_recording_is_drawn_for_a_browser_and_ends_when_it_leaves() -> None:
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        (("play", "under-pressure", "--start", "200"), ("Physical blocks", "Requests", "▪")),
+        (("race", "--workload", "chat", "--num", "2"), ("static", "paged", "▪")),
+    ],
+)
+def test_it_is_drawn_for_a_browser_and_ends_when_that_leaves(command: tuple[str, ...], shown: tuple[str, ...]) -> None:
     environment = os.environ | {
         "TEXTUAL_DRIVER": "textual.drivers.web_driver:WebDriver",
         "TEXTUAL_COLOR_SYSTEM": "truecolor",
@@ -26,7 +35,7 @@ def test_a_recording_is_drawn_for_a_browser_and_ends_when_it_leaves() -> None:
     }
     environment.pop("NO_COLOR", None)
     process = subprocess.Popen(
-        [sys.executable, "-m", "kvtui.cli.main", "play", "under-pressure", "--start", "200"],
+        [sys.executable, "-m", "kvtui.cli.main", *command],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -36,7 +45,7 @@ def test_a_recording_is_drawn_for_a_browser_and_ends_when_it_leaves() -> None:
     assert process.stdout is not None
     output, deadline = b"", time.monotonic() + PATIENCE_S
     try:
-        while not all(words in output for words in (b"Physical blocks", b"Requests", "▪".encode())):
+        while not all(words.encode() in output for words in shown):
             assert time.monotonic() < deadline, output[-2000:]
             if select.select([process.stdout], [], [], 1.0)[0]:
                 data = os.read(process.stdout.fileno(), 1 << 16)

@@ -59,6 +59,8 @@ code = run_app(source, theme="dark", before_exit=None if what == "silent" else l
 sys.exit(code)
 """
 
+RACE = ("-m", "kvtui.cli.main", "race", "--workload", "chat", "--num", "2")
+
 PATIENCE = 60.0
 ALTERNATE_SCREEN = b"\x1b[?1049h"
 
@@ -137,8 +139,10 @@ def terminal():
     opened: list[Terminal] = []
 
     def start(what: str, **settings) -> Terminal:
+        if what == "race":
+            settings["command"] = RACE
         opened.append(Terminal(what, **settings))
-        opened[-1].read_until(ALTERNATE_SCREEN if what == "dies" else b"Physical blocks")
+        opened[-1].read_until({"dies": ALTERNATE_SCREEN, "race": b"prefill"}.get(what, b"Physical blocks"))
         return opened[-1]
 
     yield start
@@ -154,6 +158,14 @@ def test_quitting_gives_the_terminal_back_and_exits_zero(terminal) -> None:
     assert "CLOSED RECORDING" in session.after
 
 
+def test_quitting_a_race_gives_the_terminal_back_and_prints_its_result_there(terminal) -> None:
+    session = terminal("race")
+    session.press(b"q")
+    assert session.end() == 0
+    session.check_given_back()
+    assert "paged" in session.after
+
+
 def test_an_engine_that_dies_gives_the_terminal_back_says_why_and_exits_one(terminal) -> None:
     session = terminal("dies")
     assert session.end() == 1
@@ -162,16 +174,18 @@ def test_an_engine_that_dies_gives_the_terminal_back_says_why_and_exits_one(term
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_gives_the_terminal_back_says_which_and_exits_with_its_code(terminal, number) -> None:
-    session = terminal("runs")
+@pytest.mark.parametrize("what", ["runs", "race"])
+def test_a_signal_gives_the_terminal_back_says_which_and_exits_with_its_code(terminal, what, number) -> None:
+    session = terminal(what)
     session.process.send_signal(number)
     assert session.end() == 128 + number
     session.check_given_back()
     assert f"kvtui: ended by {number.name}" in session.after
 
 
-def test_a_terminal_that_goes_away_without_a_signal_ends_the_session(terminal) -> None:
-    session = terminal("silent")
+@pytest.mark.parametrize("what", ["silent", "race"])
+def test_a_terminal_that_goes_away_without_a_signal_ends_the_session(terminal, what) -> None:
+    session = terminal(what)
     os.close(session.slave)
     os.close(session.master)
     session.master, session.slave = pty.openpty()

@@ -13,6 +13,9 @@ from kvtui.cli.errors import UsageError, say
 from kvtui.cli.own_settings import settings_for
 
 if TYPE_CHECKING:
+    from textual.driver import Driver
+
+    from kvtui.capture_output import OutputCapture
     from kvtui.glyphs import Glyphs
     from kvtui.race.arrivals import Arrivals
     from kvtui.race.lane import Lane
@@ -69,7 +72,7 @@ def race_command(
     from kvtui.race.report import as_json as json_of
     from kvtui.race.report import result_of
 
-    on_screen = not as_json and not as_text and sys.stdout.isatty() and _can_draw()
+    on_screen = not as_json and not as_text and _can_draw()
     settings = settings_for(theme) if on_screen else None
     if recording is not None and workload is not None:
         raise UsageError("a RECORDING and --workload exclude each other: race one of them")
@@ -90,10 +93,12 @@ def race_command(
     results = [result_of(lane) for lane in lanes]
     if as_json:
         print(json.dumps(json_of(arrivals, results), indent=2))
-    else:
-        if settings is not None:
-            _on_screen(arrivals, lanes, settings, speed=speed, theme=theme, ascii_only=ascii_only)
-        _print(arrivals, lanes, results, ascii_only)
+        return
+    if settings is not None:
+        _on_screen(arrivals, lanes, settings, speed=speed, theme=theme, ascii_only=ascii_only)
+        if _served():
+            return  # Standard output leads to a browser, which takes nothing but the screen.
+    _print(arrivals, lanes, results, ascii_only)
 
 
 def _arrivals(
@@ -153,7 +158,13 @@ def _arrivals(
 def _can_draw() -> bool:
     from kvtui.terminal import terminal_problem
 
-    return terminal_problem() is None
+    return _served() or (sys.stdout.isatty() and terminal_problem() is None)
+
+
+def _served() -> bool:
+    from kvtui.terminal import served
+
+    return served()
 
 
 def _glyphs(ascii_only: bool) -> Glyphs:
@@ -177,6 +188,7 @@ def _print(arrivals: Arrivals, lanes: list[Lane], results: list[Result], ascii_o
 def _on_screen(
     arrivals: Arrivals, lanes: list[Lane], settings: Settings, *, speed: float, theme: str | None, ascii_only: bool
 ) -> None:
+    from kvtui.on_terminal import run_on_terminal
     from kvtui.race.app import RaceApp
     from kvtui.race.playing import LanePlayer
     from kvtui.safe_text import clean
@@ -185,8 +197,20 @@ def _on_screen(
     cache = arrivals.config.cache
     title = f"{name}: {arrivals.workload.num_requests:,} requests, {cache.num_blocks:,} blocks of {cache.block_size}"
     players = [LanePlayer(lane) for lane in lanes]
-    app = RaceApp(players, title, theme=theme, ascii_only=ascii_only, settings=settings)
-    app.speed = speed
-    app.run()
-    if app.return_code:
-        raise typer.Exit(app.return_code)
+
+    def race(capture: OutputCapture | None, driver_class: type[Driver] | None) -> RaceApp:
+        app = RaceApp(
+            players,
+            title,
+            theme=theme,
+            ascii_only=ascii_only,
+            settings=settings,
+            capture=capture,
+            driver_class=driver_class,
+        )
+        app.speed = speed
+        return app
+
+    code = run_on_terminal(race)
+    if code:
+        raise typer.Exit(code)

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
     from textual.app import ComposeResult
     from textual.binding import BindingType
+    from textual.driver import Driver
     from textual.screen import Screen
 
+    from kvtui.capture_output import OutputCapture
     from kvtui.race.playing import LanePlayer
     from kvtui.settings import Settings
 
@@ -41,6 +43,8 @@ class RaceApp(ThemedApp):
         theme: Name of a packaged theme.
         ascii_only: Draw with ASCII alone.
         settings: The user's own: themes, glyphs.
+        capture: As `run_on_terminal` hands it.
+        driver_class: As `run_on_terminal` hands it.
         clock: Seconds that only grow; tests bring their own.
 
     Raises:
@@ -85,9 +89,13 @@ class RaceApp(ThemedApp):
         theme: str | None = None,
         ascii_only: bool = False,
         settings: Settings | None = None,
+        capture: OutputCapture | None = None,
+        driver_class: type[Driver] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(theme=theme, ascii_only=ascii_only, settings=settings)
+        super().__init__(
+            theme=theme, ascii_only=ascii_only, settings=settings, capture=capture, driver_class=driver_class
+        )
         self.players = list(players)
         self.seconds = 0.0
         self.total = max((player.ends[-1] for player in self.players if player.ends), default=0.0)
