@@ -136,6 +136,7 @@ class KvtuiApp(Actions):
         self._often = self.set_interval(self._pace.tick_seconds, self.tick)
         self._seldom = self.set_interval(_SELDOM_SECONDS, self.tick, pause=True)
         self._timers_ready = True
+        self.call_after_refresh(self.tick)  # The first picture need not wait for the timer.
         self.set_timer(_SETTLED_SECONDS, _freeze_garbage)
 
     # -- frames -----------------------------------------------------------------------------------------------------

@@ -25,6 +25,9 @@ COMMANDS = {
 }
 """Each command's one line; command `x` is `x_command` in `kvtui.cli.x`."""
 
+_WITHOUT_A_MODEL = frozenset({"play", "race", "recordings", "inspect", "shot"})
+"""These compute no product of matrices, for which numpy would start a thread a core as it is imported."""
+
 
 class LazyCommands(TyperGroup):
     """The commands, imported one by one as they are called; errors become one line.
@@ -43,6 +46,8 @@ class LazyCommands(TyperGroup):
         """The command of that name, imported now."""
         if cmd_name not in COMMANDS:
             return None
+        if cmd_name in _WITHOUT_A_MODEL:
+            os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         single = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
         single.command(cmd_name)(getattr(import_module(f"kvtui.cli.{cmd_name}"), f"{cmd_name}_command"))
         return typer.main.get_command(single)
