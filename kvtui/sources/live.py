@@ -48,6 +48,7 @@ class LiveSource:
 
     live = True
     damage = None
+    cut_off = False
 
     def __init__(self, engine: PagedEngine, loop: EngineLoop, most_bytes: int = MOST_BYTES) -> None:
         self.header: Header = engine.header

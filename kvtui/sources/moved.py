@@ -25,6 +25,7 @@ class MovedSource:
     window: tuple[int, int] | None = None
     error: str | None = None
     damage: Damage | None = None
+    cut_off = False
 
     def poll(self) -> list[StepTrace]:
         """Nothing comes by itself."""

@@ -34,6 +34,7 @@ class RecordingSource(Playback):
         self.recording = recording
         self.header: Header = recording.header
         self.length = recording.num_steps
+        self.cut_off = not recording.complete
 
     def play(self) -> None:
         """Play on: in a recording there is nothing but the past."""

@@ -32,6 +32,7 @@ class Source(Protocol):
         window: The first and the last step of what `play` plays again and again; None: it plays on.
         error: Why the source ended badly, in one line.
         damage: What of a recording cannot be read, where the step shown is the last one before it.
+        cut_off: Whether the newest step is not the session's last, but the last one in a file that was cut off there.
     """
 
     @property
@@ -81,6 +82,9 @@ class Source(Protocol):
 
     @property
     def damage(self) -> Damage | None: ...  # noqa: D102 - see Attributes
+
+    @property
+    def cut_off(self) -> bool: ...  # noqa: D102 - see Attributes
 
     def poll(self) -> list[StepTrace]:
         """Apply what is due now; the steps applied since the last call, in order.

@@ -146,6 +146,8 @@ def parts_of(view: View, url: str | None, advice: str = "") -> list[Part]:
     parts = [Part(7, "kvtui", "strong"), badge]
     if damage is not None:
         parts.append(Part(2, f"{damage.num_readable:,} of {counted(source.length, 'step')} can be read", "error"))
+    elif source.cut_off:
+        parts.append(Part(2, f"! cut off after {counted(source.length, 'step')}", "error"))
     if source.looking_back and not source.error:
         running = ("the engine is paused", "warning") if source.engine_paused else ("the engine goes on", "good")
         parts.append(Part(1, *running))

@@ -155,6 +155,8 @@ def sign_of(view: View) -> tuple[str, str]:
     if source.damage is not None:
         beyond = source.damage.beyond
         return f"! {glyphs.arrow_right} goes on at {beyond:,}" if beyond >= 0 else "! cannot go on", "error"
+    if source.cut_off and source.paused and source.position >= source.length - 1:
+        return "! cut off here", "error"
     if source.looking_back:
         if source.paused:
             return f"{glyphs.arrow_left} PAST", "warning"
@@ -198,7 +200,7 @@ def places_of(view: View) -> list[str]:
     if source.live and not source.looking_back:
         # The present stands in the header; said here again, where lines are drawn less often, it would contradict it.
         return ["  ".join(part for part in (begins, clock) if part), clock]
-    step = f"{shown} / {last:,}"
+    step = f"{shown} / {last:,}{' cut off' if source.cut_off else ''}"
     known = source.marks.known
     looking = f"marks {known:.0%}" if known < 1 else ""
     full = [part for part in (looking, begins, step, behind, clock) if part]

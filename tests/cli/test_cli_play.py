@@ -94,6 +94,7 @@ def test_a_recording_that_was_cut_off_is_played_as_far_as_it_goes_and_says_so(tm
     assert result.exit_code == 0, result.output
     assert "was cut off" in result.stderr
     assert on_screen[0][0].length == 20
+    assert on_screen[0][0].cut_off
 
 
 def test_what_is_no_recording_is_told(tmp_path, on_screen):

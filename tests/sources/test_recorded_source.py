@@ -47,6 +47,7 @@ class Timed:
     """Stands for a recording of empty steps at given times."""
 
     first_step = 0
+    complete = True
 
     def __init__(self, starts_ms: list[float], broken_from: int | None = None) -> None:
         self.engine = simulated_engine(EngineConfig(cache=CacheConfig(num_blocks=8)))

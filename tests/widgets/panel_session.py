@@ -45,6 +45,7 @@ class Session:
     generation = 0
     error: str | None = None
     damage: Damage | None = None
+    cut_off = False
 
     def __init__(
         self,

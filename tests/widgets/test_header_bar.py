@@ -88,6 +88,12 @@ async def test_a_damaged_recording_says_where_and_how_much_of_it_can_be_read():
     assert "STOPPED" not in line
 
 
+async def test_a_recording_that_was_cut_off_says_after_how_many_steps():
+    session = busy_session(12)
+    session.live, session.paused, session.cut_off = False, True, True
+    assert "! cut off after 12 steps" in await header(session, 80)
+
+
 async def test_the_header_says_what_holds_requests_up_and_the_option_that_moves_it():
     session = busy_session()
     assert "held up by blocks: raise --num-blocks (now 40)" in await header(session, 160)

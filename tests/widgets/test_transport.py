@@ -127,6 +127,19 @@ async def test_before_damage_the_line_says_where_the_recording_goes_on(beyond, s
         assert lines(panel)[0].lstrip().startswith(said)
 
 
+async def test_of_a_recording_that_was_cut_off_the_line_says_so_and_at_its_end_that_nothing_follows():
+    session = played(at=60)
+    session.cut_off = session.paused = True
+    panel = Transport()
+    async with shown(panel, session.view(), 80, 1):
+        assert "‖ paused" in lines(panel)[0]
+        assert "60 / 100 cut off" in lines(panel)[0]
+        session = played(at=100)
+        session.cut_off = session.paused = True
+        panel.update_view(session.view(), [], True)
+        assert lines(panel)[0].lstrip().startswith("! cut off here")
+
+
 async def test_the_numbers_beside_the_bar_are_of_steps():
     session = busy_session(30)
     session.live, session.paused = False, True
