@@ -109,9 +109,10 @@ class ModelConfig:
         device: `auto`, `cpu`, `cuda`, `cuda:1`, ...
         dtype: Of weights and activations; `auto` is bfloat16 where the machine computes it natively, else float32.
         attention: `auto`, or the name of one implementation in `engine.attention`.
-        weights: Of linear layers. `auto` computes with the model's own and holds them, on a CPU in float32, in the
-            fewest bytes that lose nothing; `full` in the type's bytes; `bf16` rounds them to bfloat16 and `int8`
-            multiplies 8-bit codes of them with inputs of 16 or 8 bits (both on a CPU).
+        weights: Of linear layers. `auto` computes with the model's own and holds them, on a CPU, in the fewest bytes
+            that lose nothing (of a bfloat16 model those that it was rounded from, where the processor multiplies
+            bfloat16); `full` in the type's bytes; `bf16` rounds them to bfloat16 and `int8` multiplies 8-bit codes of
+            them with inputs of 16 or 8 bits (both on a CPU).
         cuda_graphs: Whether decode steps on a CUDA device are captured once and replayed.
     """
 

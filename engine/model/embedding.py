@@ -14,6 +14,7 @@ class Embedding:
     Args:
         weight: `[vocabulary, hidden]`.
         copied: Take no reference to the weight: it alone would keep the whole file mapped.
+        dtype: Of the rows, by default the weight's.
 
     Attributes:
         table: `[vocabulary, hidden]`, perhaps of a narrower type, or the codes of one.
@@ -21,8 +22,8 @@ class Embedding:
         device: Of the rows.
     """
 
-    def __init__(self, weight: torch.Tensor, *, copied: bool) -> None:
-        self.dtype, self.device = weight.dtype, weight.device
+    def __init__(self, weight: torch.Tensor, *, copied: bool, dtype: torch.dtype | None = None) -> None:
+        self.dtype, self.device = dtype or weight.dtype, weight.device
         compact = copied and weight.device.type == "cpu" and weight.dtype == torch.float32
         codes = block_codes(weight) if compact else None
         self.table: torch.Tensor | BlockCodes
@@ -30,6 +31,8 @@ class Embedding:
             self.table = codes
         elif compact and is_bfloat16(weight):
             self.table = weight.bfloat16()
+        elif weight.dtype != self.dtype:
+            self.table = weight.to(self.dtype)
         else:
             self.table = weight.clone() if copied else weight
 
@@ -37,4 +40,4 @@ class Embedding:
         """Rows `[T, hidden]` of int64 ids `[T]`."""
         if isinstance(self.table, torch.Tensor):
             return F.embedding(input_ids, self.table).to(self.dtype)
-        return self.table.rows(input_ids)
+        return self.table.rows(input_ids).to(self.dtype)

@@ -16,7 +16,7 @@ import torch
 
 from engine.model.embedding import Embedding
 from engine.model.layer_operations import LayerAttention, Norm, make_operations
-from engine.model.projection import MakeProjection, Projection, join, make_projection, packs
+from engine.model.projection import MakeProjection, Original, Projection, as_it_is, join, make_projection, packs
 
 if TYPE_CHECKING:
     from engine.attention.metadata import AttentionMetadata, PagedAttention
@@ -54,15 +54,19 @@ class FusedLlama:
         layers: list[_Layer],
         max_positions: int,
         make: MakeProjection = make_projection,
+        original: Original = as_it_is,
     ) -> None:
         self._layers = layers
         embedding = model.model.embed_tokens.weight.detach()
         # Where the linear layers have copies, the embedding has one too: it alone would keep the whole file mapped.
         copied = make is not make_projection or packs(embedding)
-        self._embedding = Embedding(embedding, copied=copied)
+        table = original(embedding)
+        self._embedding = Embedding(table, copied=copied, dtype=embedding.dtype)
         self._norm = Norm.of(model.model.norm)
         self._next_norms = [*(layer.input_norm for layer in layers[1:]), self._norm]
-        self._head = make(model.lm_head.weight.detach(), _bias(model.lm_head))
+        head = model.lm_head.weight.detach()
+        tied = head.data_ptr() == embedding.data_ptr() and head.shape == embedding.shape
+        self._head = make(table if tied else original(head), _bias(model.lm_head))
         positions = torch.arange(max_positions, device=self._embedding.device)[None]
         with torch.inference_mode():
             cos, sin = model.model.rotary_emb(embedding[:1], positions)
@@ -71,7 +75,12 @@ class FusedLlama:
 
     @classmethod
     def of(
-        cls, model: Any, attention: PagedAttention, max_positions: int, make: MakeProjection = make_projection
+        cls,
+        model: Any,
+        attention: PagedAttention,
+        max_positions: int,
+        make: MakeProjection = make_projection,
+        original: Original = as_it_is,
     ) -> FusedLlama:
         """Take over a transformers model's weights.
 
@@ -80,6 +89,7 @@ class FusedLlama:
             attention: The implementation to call.
             max_positions: Positions to prepare rotary angles for: the longest sequence that will come.
             make: How the weights of linear layers are laid out.
+            original: What the model's matrices were rounded from, for `make`.
 
         Raises:
             NotFusableError: The model differs from the family in something this forward would get wrong.
@@ -96,10 +106,10 @@ class FusedLlama:
             if type(layer).__name__ != _KNOWN[name]:
                 raise NotFusableError(f"one of its layers is a {type(layer).__name__}, not a {_KNOWN[name]}")
         try:
-            layers = [_fuse(index, layer, make) for index, layer in enumerate(model.model.layers)]
+            layers = [_fuse(index, layer, make, original) for index, layer in enumerate(model.model.layers)]
         except (AttributeError, ValueError) as error:
             raise NotFusableError(f"one of its layers cannot be joined: {error}") from error
-        return cls(model, attention, layers, max_positions, make)
+        return cls(model, attention, layers, max_positions, make, original)
 
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, metadata: AttentionMetadata
@@ -130,7 +140,7 @@ class FusedLlama:
         return self._head(normed)
 
 
-def _fuse(index: int, layer: Any, make: MakeProjection) -> _Layer:
+def _fuse(index: int, layer: Any, make: MakeProjection, original: Original) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
     query_norm = getattr(attention, "q_norm", None)
     key_norm = getattr(attention, "k_norm", None)
@@ -139,7 +149,7 @@ def _fuse(index: int, layer: Any, make: MakeProjection) -> _Layer:
         window = None
     return _Layer(
         input_norm=Norm.of(layer.input_layernorm),
-        qkv=join([attention.q_proj, attention.k_proj, attention.v_proj], make),
+        qkv=join([attention.q_proj, attention.k_proj, attention.v_proj], make, original),
         attention=LayerAttention(
             layer=index,
             scale=float(attention.scaling),
@@ -147,10 +157,10 @@ def _fuse(index: int, layer: Any, make: MakeProjection) -> _Layer:
             query_norm=None if query_norm is None else Norm.of(query_norm),
             key_norm=None if key_norm is None else Norm.of(key_norm),
         ),
-        out=make(attention.o_proj.weight.detach(), _bias(attention.o_proj)),
+        out=make(original(attention.o_proj.weight), _bias(attention.o_proj)),
         post_norm=Norm.of(layer.post_attention_layernorm),
-        gate_up=join([mlp.gate_proj, mlp.up_proj], make),
-        down=make(mlp.down_proj.weight.detach(), _bias(mlp.down_proj)),
+        gate_up=join([mlp.gate_proj, mlp.up_proj], make, original),
+        down=make(original(mlp.down_proj.weight), _bias(mlp.down_proj)),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,16 @@ from engine.model.device import choose_device, choose_dtype, choose_kv_dtype, se
 from engine.model.forward import Forward, HookedModel
 from engine.model.fused_llama import FusedLlama, NotFusableError
 from engine.model.int8 import make_int8_projection
-from engine.model.projection import MakeProjection, make_bfloat16_projection, make_exact_projection, make_projection
+from engine.model.originals import Originals
+from engine.model.projection import (
+    MakeProjection,
+    Original,
+    as_it_is,
+    make_bfloat16_projection,
+    make_exact_projection,
+    make_projection,
+    multiplies_bfloat16,
+)
 from engine.model.quiet import quiet
 from engine.model.runner import ModelRunner
 from engine.model.tokenizer import TokenizerCodec
@@ -38,8 +48,8 @@ _NO_LIMIT = 2**31 - 1
 _MAX_DIFFERENCE = {"int8": 0.5, "bf16": 0.1}
 """Relative change of a row of logits beyond which narrow weights are refused: models with outlier channels have it."""
 
-_EXACT: dict[str, MakeProjection] = {"auto": make_exact_projection, "full": make_projection}
-_ROUNDED: dict[str, MakeProjection] = {"int8": make_int8_projection, "bf16": make_bfloat16_projection}
+_ROUNDED = frozenset({"int8", "bf16"})
+"""Forms of the weights that are not the model's own."""
 
 
 def load(config: EngineConfig, progress: Callable[[str], None], *, title: str, description: str) -> PagedEngine:
@@ -56,8 +66,16 @@ def load(config: EngineConfig, progress: Callable[[str], None], *, title: str, d
 
         progress("compiling the CPU attention (once)")
         warmup(dtype, choose_kv_dtype(config.cache.kv_dtype, dtype))
+    looks = config.model.weights == "int8" or (config.model.weights != "full" and multiplies_bfloat16())
+    looks = looks and device.type == "cpu" and dtype == torch.bfloat16
     runner = make_runner(
-        model, config, name=checkpoint.name, attention=attention, attention_name=attention_name, tokenizer=tokenizer
+        model,
+        config,
+        name=checkpoint.name,
+        attention=attention,
+        attention_name=attention_name,
+        tokenizer=tokenizer,
+        original=Originals(model, checkpoint.path) if looks else as_it_is,
     )
     del model
     freed_memory.give_back()
@@ -103,6 +121,7 @@ def make_runner(
     tokenizer: Any = None,
     fuse: bool = True,
     poison: bool = False,
+    original: Original = as_it_is,
 ) -> ModelRunner:
     """A runner over a transformers model that proved to be right; the model's attention is the engine's from here on.
 
@@ -115,6 +134,7 @@ def make_runner(
         tokenizer: For the end of output where the model names none.
         fuse: Use the fused forward where there is one for the model.
         poison: Fill the cache with NaN first, for tests.
+        original: What the model's matrices were rounded from, where that is known.
 
     Raises:
         ConfigError: The model cannot be served over the paged cache, or the cache does not fit.
@@ -126,9 +146,10 @@ def make_runner(
     trial = Trial(model, shape, max_positions)
     weights = config.model.weights
     if weights in _ROUNDED:
-        forward: Forward = _rounded_forward(hooked, trial, name, max_positions, weights)
+        forward: Forward = _rounded_forward(hooked, trial, name, max_positions, weights, original)
     else:
-        forward = _choose_forward(hooked, trial, name, max_positions, _EXACT[weights] if fuse else None)
+        make = _maker(weights, model.dtype) if fuse else None
+        forward = _choose_forward(hooked, trial, name, max_positions, make, original)
     kv_cache = KVCache(
         num_blocks=config.cache.num_blocks,
         num_layers=shape.num_layers,
@@ -171,13 +192,28 @@ def make_runner(
     )
 
 
+def _maker(weights: str, dtype: torch.dtype) -> MakeProjection:
+    makers: dict[str, MakeProjection] = {
+        "auto": functools.partial(make_exact_projection, dtype=dtype),
+        "full": make_projection,
+        "bf16": functools.partial(make_bfloat16_projection, dtype=dtype),
+        "int8": make_int8_projection,
+    }
+    return makers[weights]
+
+
 def _choose_forward(
-    hooked: HookedModel, trial: Trial, name: str, max_positions: int, make: MakeProjection | None
+    hooked: HookedModel,
+    trial: Trial,
+    name: str,
+    max_positions: int,
+    make: MakeProjection | None,
+    original: Original,
 ) -> Forward:
     """The fused forward with linear layers of a kind, or else, or without one, transformers' own layers."""
     if make is not None:
         try:
-            fused = FusedLlama.of(hooked.model, hooked.attention, max_positions, make)
+            fused = FusedLlama.of(hooked.model, hooked.attention, max_positions, make, original)
         except NotFusableError as error:
             logger.debug("%s runs through transformers' layers: %s", name, error)
         except torch.OutOfMemoryError:
@@ -197,12 +233,16 @@ def _choose_forward(
     return hooked
 
 
-def _rounded_forward(hooked: HookedModel, trial: Trial, name: str, max_positions: int, weights: str) -> Forward:
+def _rounded_forward(
+    hooked: HookedModel, trial: Trial, name: str, max_positions: int, weights: str, original: Original
+) -> Forward:
     if hooked.model.device.type != "cpu":
         raise ConfigError(f"--weights {weights} runs on the CPU, not on {hooked.model.device}: leave it out")
-    if not isinstance(_choose_forward(hooked, trial, name, max_positions, make_exact_projection), FusedLlama):
+    exact = _maker("auto", hooked.model.dtype)
+    if not isinstance(_choose_forward(hooked, trial, name, max_positions, exact, original), FusedLlama):
         raise ConfigError(f"--weights {weights} serves models of the Llama family, which {name} is not: leave it out")
-    forward = FusedLlama.of(hooked.model, hooked.attention, max_positions, _ROUNDED[weights])
+    make = _maker(weights, hooked.model.dtype)
+    forward = FusedLlama.of(hooked.model, hooked.attention, max_positions, make, original)
     difference = trial.difference(forward)
     logger.info("%s weights change the logits of a short trial by %.1f%%", weights, 100 * difference)
     if difference > _MAX_DIFFERENCE[weights]:

@@ -49,20 +49,50 @@ def make_projection(weight: torch.Tensor, bias: torch.Tensor | None = None) -> P
     return project
 
 
-def make_exact_projection(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Projection:
-    """A linear layer with its weights in the fewest bytes that hold them exactly; arguments as above."""
-    return _compact(weight, bias, rounded=False) or make_projection(weight, bias)
+def make_exact_projection(
+    weight: torch.Tensor, bias: torch.Tensor | None = None, *, dtype: torch.dtype | None = None
+) -> Projection:
+    """A linear layer with its weights in the fewest bytes that hold them exactly.
+
+    Args:
+        weight: As above.
+        bias: As above.
+        dtype: Of the rows, by default the weight's. Float32 weights of bfloat16 rows are rounded, unless they were made
+            of codes.
+    """
+    dtype = dtype or weight.dtype
+    return _compact(weight, bias, dtype, rounded=False) or make_projection(weight.to(dtype), bias)
 
 
-def make_bfloat16_projection(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Projection:
-    """A linear layer with its weights rounded to bfloat16, unless fewer bytes hold them exactly."""
-    return _compact(weight, bias, rounded=True) or make_projection(weight.bfloat16().to(weight.dtype), bias)
+def make_bfloat16_projection(
+    weight: torch.Tensor, bias: torch.Tensor | None = None, *, dtype: torch.dtype | None = None
+) -> Projection:
+    """A linear layer with its weights rounded to bfloat16, unless fewer bytes hold them exactly; arguments as above."""
+    dtype = dtype or weight.dtype
+    return _compact(weight, bias, dtype, rounded=True) or make_projection(weight.bfloat16().to(dtype), bias)
 
 
-def _compact(weight: torch.Tensor, bias: torch.Tensor | None, *, rounded: bool) -> Projection | None:
-    if weight.device.type != "cpu" or weight.dtype != torch.float32:
+def multiplies_bfloat16() -> bool:
+    """Whether the engine's own linear layers of bfloat16 rows run on this processor."""
+    try:
+        from engine.model.cpu_bfloat16_kernel import supported
+    except ImportError:
+        return False
+    return supported()
+
+
+def _compact(
+    weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, *, rounded: bool
+) -> Projection | None:
+    if weight.device.type != "cpu":
         return None
     try:
+        if dtype == torch.bfloat16 and multiplies_bfloat16():
+            from engine.model import cpu_bfloat16
+
+            return cpu_bfloat16.linear(weight, bias)
+        if dtype != torch.float32 or weight.dtype != torch.float32:
+            return None
         from engine.model.cpu_linear import bfloat16_linear, exact_linear
 
         return bfloat16_linear(weight, bias) if rounded else exact_linear(weight, bias)
@@ -74,18 +104,31 @@ def _compact(weight: torch.Tensor, bias: torch.Tensor | None, *, rounded: bool) 
 MakeProjection = Callable[[torch.Tensor, torch.Tensor | None], Projection]
 """Weight and bias to a linear layer."""
 
+Original = Callable[[torch.Tensor], torch.Tensor]
+"""A model's weight to what it was rounded from, or to itself."""
 
-def join(layers: Sequence[torch.nn.Linear], make: MakeProjection = make_projection) -> Projection:
+
+def as_it_is(weight: torch.Tensor) -> torch.Tensor:
+    """The weight itself."""
+    return weight.detach()
+
+
+def join(
+    layers: Sequence[torch.nn.Linear],
+    make: MakeProjection = make_projection,
+    original: Original = as_it_is,
+) -> Projection:
     """One projection that gives the layers' outputs side by side, in one pass over the input.
 
     Args:
         layers: With equal inputs.
         make: How the joined weights are laid out.
+        original: What a weight is to be taken from.
 
     Raises:
         ValueError: Some of the layers have a bias and some have not.
     """
-    weight = torch.cat([layer.weight.detach() for layer in layers])
+    weight = torch.cat([original(layer.weight) for layer in layers])
     biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
     if biases and len(biases) != len(layers):
         raise ValueError("layers with and without a bias cannot be joined")

@@ -1,0 +1,146 @@
+"""Linear layers of a bfloat16 model, on a CPU that multiplies pairs of bfloat16 (AVX512_BF16).
+
+The inputs are taken as they are, and everything is summed in float32. Where the weights were made of codes
+(`weight_codes.py`), those are multiplied, and the sum of a block scaled: fewer bytes to fetch, and closer to the
+weights than they are once rounded to bfloat16. Other weights are rounded.
+
+Packed, a layer is a sequence of panels of `PANEL` outputs, a panel a sequence of blocks of 32 inputs, and a block of a
+panel: its scales (float16, one for each output), its minima if it has any, and then for each few inputs the weights of
+vectors of 16 outputs, 64 bytes of
+
+- 4-bit codes of 8 inputs: a word for each output and each second input has those of four pairs of inputs, from its low
+  end on;
+- 8-bit codes of 4 inputs: within 16 bytes those of 4 outputs' first pairs, then of their second pairs, each a sign
+  and 7 bits of magnitude;
+- bfloat16 of 2 inputs, a pair for each output.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+
+from engine.attention import cpu_threads
+from engine.attention.cpu_call import SERIAL_WORK, Workspace
+from engine.attention.cpu_compile import Compiled
+from engine.model import cpu_bfloat16_kernel, weight_codes
+from engine.model.cpu_bfloat16_kernel import FIELDS, LANES, PANEL, PARAMS, PART_ROWS, VECTORS, scratch_bytes
+from engine.model.weight_codes import BLOCK, BlockCodes, block_codes, in_panels
+
+if TYPE_CHECKING:
+    from engine.model.projection import Projection
+
+_CALL = struct.Struct(f"={len(FIELDS)}q")
+
+
+def linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Projection | None:
+    """A linear layer of bfloat16 rows.
+
+    Args:
+        weight: `[out, in]` on the CPU, float32 or bfloat16; not kept. Float32 that was made of codes is held in those,
+            all other weights in bfloat16.
+        bias: `[out]`, added in float32.
+
+    Returns:
+        `[T, in] -> [T, out]`, bfloat16, or None for an odd number of inputs. A row's result depends on no other row.
+    """
+    if weight.shape[1] % 2:
+        return None
+    codes = block_codes(weight)
+    if codes is None:
+        return _Linear(pack_pairs(weight), 16, weight, bias)
+    return _Linear(pack_codes(codes), codes.bits, weight, bias)
+
+
+def pack_codes(codes: BlockCodes) -> torch.Tensor:
+    """Codes in the worker's layout: uint8 `[panels, blocks, bytes of a block]`."""
+    parts = [_numbers(codes.scales)]
+    if codes.minima is not None:
+        parts.append(_numbers(codes.minima))
+    if codes.bits == 4:
+        pairs = _grouped(codes.codes, 4).short().unbind(3)
+        words = functools.reduce(torch.bitwise_or, (pair << 4 * n for n, pair in enumerate(pairs)))
+        parts.append(_bytes(words.permute(0, 1, 2, 4, 5, 3)))
+    else:
+        magnitudes = codes.codes.abs().view(torch.uint8) | (codes.codes < 0).to(torch.uint8) << 7
+        fours = _grouped(magnitudes, 2)
+        fours = fours.view(*fours.shape[:-1], LANES // 4, 4)
+        parts.append(_bytes(fours.permute(0, 1, 2, 5, 6, 3, 7, 4)))
+    return torch.cat(parts, 2)
+
+
+def pack_pairs(weight: torch.Tensor) -> torch.Tensor:
+    """Weights rounded to bfloat16 in the worker's layout; type and shape as above."""
+    padded = F.pad(weight.bfloat16(), (0, -weight.shape[1] % BLOCK)).view(torch.int16)
+    return _bytes(_grouped(padded, 1).squeeze(3).permute(0, 1, 2, 4, 5, 3))
+
+
+def _grouped(tensor: torch.Tensor, pairs: int) -> torch.Tensor:
+    """`[out, in]` to `[panels, blocks, groups of so many pairs, pairs, 2, VECTORS, LANES]`."""
+    panels = in_panels(tensor, PANEL)
+    panels = panels.view(len(panels), VECTORS, LANES, -1, BLOCK // (2 * pairs), pairs, 2)
+    return panels.permute(0, 3, 4, 5, 6, 1, 2)
+
+
+def _numbers(tensor: torch.Tensor) -> torch.Tensor:
+    return _bytes(in_panels(tensor, PANEL).transpose(1, 2))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(torch.uint8).flatten(2)
+
+
+@functools.cache
+def _worker(bits: int) -> Compiled:
+    return Compiled(lambda: cpu_bfloat16_kernel.make_worker(bits), weight_codes)
+
+
+_workspace = Workspace(PARAMS.itemsize)
+
+
+class _Linear:
+    def __init__(self, packed: torch.Tensor, bits: int, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._packed = packed
+        self._num_outputs, self._num_inputs = weight.shape
+        self._bias = torch.zeros(len(packed) * PANEL)
+        if bias is not None:
+            self._bias[: self._num_outputs] = bias
+        self._compiled = _worker(bits)
+        self._launch = functools.cache(functools.partial(cpu_threads.launcher, self._compiled.address))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dtype != torch.bfloat16 or x.shape[1] != self._num_inputs:
+            raise ValueError(f"rows of {x.shape[1]} {x.dtype} do not fit a layer of {self._num_inputs} bfloat16 inputs")
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        num_rows = len(x)
+        y = torch.empty((num_rows, self._num_outputs), dtype=torch.bfloat16)
+        if not num_rows:
+            return y
+        part_rows = -(-num_rows // -(-num_rows // PART_ROWS))
+        work = num_rows * self._num_inputs * self._num_outputs
+        num_threads = torch.get_num_threads() if work > SERIAL_WORK else 1
+        per_thread = -(-scratch_bytes(part_rows, self._num_inputs) // 64) * 64
+        _CALL.pack_into(
+            _workspace.record,
+            0,
+            _workspace.counters_address,
+            _workspace.scratch(num_threads * per_thread // 4),
+            per_thread,
+            x.data_ptr(),
+            x.stride(0),
+            self._packed.data_ptr(),
+            self._bias.data_ptr(),
+            y.data_ptr(),
+            num_rows,
+            part_rows,
+            self._num_inputs,
+            self._num_outputs,
+        )
+        _workspace.counters.fill(0)
+        self._launch(num_threads)(_workspace.address)
+        return y
