@@ -71,7 +71,10 @@ class Transport(LinePanel, can_focus=False):
             cells = width - taken - cells_of(text) - 3
             if cells >= max(_SHORTEST_BAR, width // 3):
                 break
-        bar = PositionBar(max(0, cells), source.first, max(source.first, source.length - 1), source.position)
+        # The present is at the right end, also where the engine is some steps ahead of what has been folded.
+        following = source.live and not source.looking_back
+        last = source.position if following else source.length - 1
+        bar = PositionBar(max(0, cells), source.first, max(source.first, last), source.position)
         self._bar, self._bar_start = bar, start
         self._counts_start = start + bar.cells + 2
         return [(sign, role, tuple(bar.runs(view.glyphs, self._marks(view, bar), source.window)), counts, text)]

@@ -107,6 +107,18 @@ async def test_history_that_begins_later_says_where():
         assert line.count("━") < line.count("─"), "the bar begins there"
 
 
+async def test_the_present_is_at_the_right_end_of_the_bar_also_where_the_engine_is_ahead_of_it():
+    class Ahead(Session):
+        length = 40
+
+    session = Ahead()
+    session.ask()
+    session.run(10)
+    panel = Transport()
+    async with shown(panel, session.view(), 80, 1):
+        assert "─" not in lines(panel)[0]
+
+
 @pytest.mark.parametrize("width", [30, 40, 60, 80, 200])
 async def test_the_bar_has_room_at_every_width(width):
     session = played(at=60)
