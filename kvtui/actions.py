@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.app import SystemCommand
@@ -13,7 +12,7 @@ from kvtui.key_names import shown_keys
 from kvtui.time_actions import TIME_BINDINGS, TimeActions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from textual.binding import BindingType
     from textual.screen import Screen
@@ -25,13 +24,9 @@ class Actions(TimeActions):
     """The keys and commands of the dashboard; `KvtuiApp` is what they act on.
 
     Attributes:
-        remapped: Id of an action to the user's own keys for it.
-        own_keys: The same by the action itself, as the keys are shown.
         marks_next: Whether the blocks that are taken next are marked in the grid.
     """
 
-    remapped: Mapping[str, str] = MappingProxyType({})
-    own_keys: Mapping[str, str] = MappingProxyType({})
     marks_next: bool
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -109,14 +104,6 @@ class Actions(TimeActions):
         for palette in self.palettes.values():
             name = palette.name
             yield SystemCommand(f"Theme: {name}", "colours", lambda name=name: self.set_theme(name))
-
-    def remap(self, keys: Mapping[str, str]) -> None:
-        """Give actions the user's own keys, by their ids."""
-        self.remapped = dict(keys)
-        self.set_keymap(self.remapped)
-        named = [(b.id, b.action) for b in self.BINDINGS if isinstance(b, Binding) and b.id is not None]
-        # Of several bindings of an action, the first is shown.
-        self.own_keys = {action: shown_keys(keys[name]) for name, action in reversed(named) if name in keys}
 
     def action_save_picture(self) -> None:
         """Write the screen into the working folder; no file is written over."""
@@ -235,14 +222,11 @@ class Actions(TimeActions):
         """Explain the screen."""
         from kvtui.screens.help import HelpScreen, help_keys, help_text
 
-        own = [
-            (shown_keys(self.remapped[binding.id]), binding.description)
-            for binding in self.BINDINGS
-            if isinstance(binding, Binding) and binding.id is not None and binding.id in self.remapped
-        ]
         block_size, panel = self.source.header.block_size, self.main.panel_in_focus
         text = help_text(self.palette, self.glyphs, block_size, panel)
-        self.push_screen(HelpScreen(text, help_keys(self.palette, self.glyphs, own), self.palette, self.glyphs))
+        self.push_screen(
+            HelpScreen(text, help_keys(self.palette, self.glyphs, self.own_bindings), self.palette, self.glyphs)
+        )
 
     def action_inspector_page(self) -> None:
         """Show another page of the inspector."""

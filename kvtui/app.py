@@ -94,8 +94,6 @@ class KvtuiApp(Actions):
         self.source = source
         self.listen_url = listen_url
         self.hidden = settings.hide if settings is not None else frozenset[str]()
-        if settings is not None:
-            self.remap(settings.keys)
         self.history = History()
         self.names = Names()
         self.mark_kinds = ALL_KINDS

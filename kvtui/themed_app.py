@@ -9,16 +9,18 @@ from threading import Timer
 from typing import TYPE_CHECKING
 
 from textual.app import App
+from textual.binding import Binding
 from textual.scrollbar import ScrollBar, ScrollBarRender
 
 from kvtui.glyphs import choose_glyphs
+from kvtui.key_names import shown_keys
 from kvtui.palette import Palette, ThemeError, load_palettes
 from kvtui.settings import Settings, glyphs_with
 from kvtui.terminal import drop_pending_writes, forget_told_size, hung_up, served
 from kvtui.themes import PREFIX, Colorless, PlainScrollBar, textual_theme, variables_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from textual.driver import Driver
     from textual.filter import LineFilter
@@ -47,6 +49,8 @@ class ThemedApp(App[None]):
         palette: The theme in use.
         palettes: All themes by name.
         glyphs: The set in use.
+        remapped: Id of an action to the user's own keys for it.
+        own_keys: The same by the action itself, as the keys are shown.
 
     Raises:
         ThemeError: There is no such theme.
@@ -83,8 +87,11 @@ class ThemedApp(App[None]):
             self.register_theme(textual_theme(palette))
         self.theme = PREFIX + self.palette.name
         self.glyphs = choose_glyphs(ascii_only or (settings is not None and settings.ascii))
+        self.remapped: Mapping[str, str] = {}
+        self.own_keys: Mapping[str, str] = {}
         if settings is not None:
             self.glyphs = glyphs_with(settings, self.glyphs)
+            self.remap(settings.keys)
         self.set_class(self.glyphs.ascii, "-ascii")
         ScrollBar.renderer = PlainScrollBar if self.glyphs.ascii else ScrollBarRender
 
@@ -139,6 +146,23 @@ class ThemedApp(App[None]):
     def get_line_filters(self) -> Sequence[LineFilter]:
         """No colour at all where NO_COLOR asks for it."""
         return [Colorless()] if self._mono else super().get_line_filters()
+
+    def remap(self, keys: Mapping[str, str]) -> None:
+        """Give actions the user's own keys, by their ids."""
+        self.remapped = dict(keys)
+        self.set_keymap(self.remapped)
+        named = [(b.id, b.action) for b in self.BINDINGS if isinstance(b, Binding) and b.id is not None]
+        # Of several bindings of an action, the first is shown.
+        self.own_keys = {action: shown_keys(keys[name]) for name, action in reversed(named) if name in keys}
+
+    @property
+    def own_bindings(self) -> list[tuple[str, str]]:
+        """The user's own keys, as they are shown, each with what it does."""
+        return [
+            (shown_keys(self.remapped[binding.id]), binding.description)
+            for binding in self.BINDINGS
+            if isinstance(binding, Binding) and binding.id is not None and binding.id in self.remapped
+        ]
 
     def runner(self, action: str) -> Callable[[], None]:
         """What runs an action, for the command palette."""

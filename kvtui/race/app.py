@@ -11,7 +11,7 @@ from textual.binding import Binding
 from textual.widgets import Static
 
 from kvtui.key_names import shown_keys
-from kvtui.race.panels import LaneTimeline, RaceBar, RaceFooter
+from kvtui.race.panels import LaneTimeline, RaceBar, RaceFooter, RaceTimePicked
 from kvtui.race.report import speed_up
 from kvtui.terminal import MIN_HEIGHT, MIN_WIDTH
 from kvtui.themed_app import ThemedApp
@@ -35,14 +35,14 @@ _NEARLY = 1e-9
 
 
 class RaceApp(ThemedApp):
-    """Plays lanes side by side.
+    """Plays lanes side by side. What is done here and in the dashboard has the same id, so one key of the user's own.
 
     Args:
         players: One for each lane, in the order in which they are shown.
         name: What is raced, safe to draw.
         theme: Name of a packaged theme.
         ascii_only: Draw with ASCII alone.
-        settings: The user's own: themes, glyphs.
+        settings: The user's own: themes, glyphs, keys.
         capture: As `run_on_terminal` hands it.
         driver_class: As `run_on_terminal` hands it.
         clock: Seconds that only grow; tests bring their own.
@@ -64,21 +64,21 @@ class RaceApp(ThemedApp):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("q", "quit", "Quit", id="race.quit"),
-        Binding("ctrl+q", "quit", "Quit", show=False, priority=True, id="race.quit-now"),
-        Binding("ctrl+c", "quit", "Quit", show=False, priority=True, id="race.interrupt"),
-        Binding("space", "toggle_pause", "Pause or resume", id="race.pause"),
-        Binding("right", "step(1)", "One step forward", id="race.step"),
-        Binding("left", "step(-1)", "One step back", id="race.back"),
-        Binding("shift+right", "step(10)", "Ten steps forward", id="race.step-ten"),
-        Binding("shift+left", "step(-10)", "Ten steps back", id="race.back-ten"),
-        Binding("home", "go_to(0)", "To the start", id="race.start"),
-        Binding("end", "go_to(1)", "To the finish", id="race.finish"),
-        Binding("right_square_bracket", "faster(1)", "Faster", id="race.faster"),
-        Binding("left_square_bracket", "faster(-1)", "Slower", id="race.slower"),
-        Binding("t", "next_theme", "Next theme", id="race.theme"),
-        Binding("escape", "deselect", "Select nothing", id="race.deselect"),
-        Binding("question_mark,f1", "help", "Help", id="race.help"),
+        Binding("q", "quit", "Quit", id="app.quit"),
+        Binding("ctrl+q", "quit", "Quit", show=False, priority=True, id="app.quit-now"),
+        Binding("ctrl+c", "quit", "Quit", show=False, priority=True, id="app.interrupt"),
+        Binding("space", "toggle_pause", "Pause or resume", id="app.pause"),
+        Binding("right", "step(1)", "One step forward", id="app.step"),
+        Binding("left", "step(-1)", "One step back", id="app.back"),
+        Binding("shift+right", "step(10)", "Ten steps forward", id="app.step-ten"),
+        Binding("shift+left", "step(-10)", "Ten steps back", id="app.back-ten"),
+        Binding("home", "go_to(0)", "To the start", id="app.start"),
+        Binding("end", "go_to(1)", "To the finish", id="app.end"),
+        Binding("right_square_bracket", "faster(1)", "Faster", id="app.faster"),
+        Binding("left_square_bracket", "faster(-1)", "Slower", id="app.slower"),
+        Binding("t", "next_theme", "Next theme", id="app.theme"),
+        Binding("escape", "deselect", "Select nothing", id="app.deselect"),
+        Binding("question_mark,f1", "help", "Help", id="app.help"),
     ]
 
     def __init__(
@@ -117,7 +117,8 @@ class RaceApp(ThemedApp):
         for binding in self.BINDINGS:
             assert isinstance(binding, Binding)
             if binding.show:
-                yield SystemCommand(binding.description, f"key {shown_keys(binding.key)}", self.runner(binding.action))
+                keys = self.remapped.get(binding.id or "", binding.key)
+                yield SystemCommand(binding.description, f"key {shown_keys(keys)}", self.runner(binding.action))
 
     def compose(self) -> ComposeResult:
         """The lanes between a line that says what is raced and the time."""
@@ -179,7 +180,10 @@ class RaceApp(ThemedApp):
             against = ", ".join(f"{speed_up(last, r):.2f}{self.glyphs.times} {r.policy}" for r in results[:-1])
             verdict = f"{last.policy}: {against}"
         self._bar.facts = (round(self.seconds, 1), round(self.total, 1), self.speed, self.paused, verdict)
-        self._bar.update_view(self._view(self.players[0]), (), False)
+        view = self._view(self.players[0])
+        self._bar.update_view(view, (), False)
+        self._footer.paused = self.paused
+        self._footer.update_view(view, (), False)
 
     def redraw(self) -> None:
         """Draw everything anew."""
@@ -210,6 +214,11 @@ class RaceApp(ThemedApp):
         self._selected = message.request
         self.redraw()
 
+    def on_race_time_picked(self, message: RaceTimePicked) -> None:
+        """The bar was pressed."""
+        self.paused = True
+        self._go(message.seconds)
+
     def action_deselect(self) -> None:
         """Select nothing."""
         self._selected = None
@@ -222,7 +231,9 @@ class RaceApp(ThemedApp):
 
         lane = next((lane for lane in self._lanes if lane.has_focus), self._lanes[0])
         text = race_text(self.palette, self.glyphs, lane.player.lane.policy)
-        self.push_screen(HelpScreen(text, help_keys(self.palette, self.glyphs, keys=KEYS), self.palette, self.glyphs))
+        self.push_screen(
+            HelpScreen(text, help_keys(self.palette, self.glyphs, self.own_bindings, KEYS), self.palette, self.glyphs)
+        )
 
     def action_toggle_pause(self) -> None:
         """Pause or resume; from the start where the end is shown."""

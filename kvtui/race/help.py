@@ -37,7 +37,7 @@ KEYS = (
     ("home end", "the start and the finish"),
     ("[ ]", "slower, faster: 0.25x to 16x"),
     ("tab", "go to the next lane; up and down, or k and j, walk through its requests"),
-    ("click", "select a request: it is lit in every lane"),
+    ("click", "select a request: it is lit in every lane; on the bar, or dragged along it: go to that time"),
     ("esc", "select nothing"),
     ("t", "next theme"),
     ("ctrl+p", "every command by name"),

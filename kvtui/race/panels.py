@@ -4,26 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from textual.message import Message
+
 from kvtui.widgets.batch_timeline import BatchTimeline
+from kvtui.widgets.footer_bar import FooterBar, Hint
 from kvtui.widgets.line import Line
 from kvtui.widgets.line_panel import LinePanel
 
 if TYPE_CHECKING:
+    from textual import events
     from textual.strip import Strip
 
     from kvtui.race.playing import LanePlayer
     from kvtui.view import View
-
-_KEYS = (
-    ("space", "pause"),
-    ("{left} {right}", "step"),
-    ("home end", "start, finish"),
-    ("[ ]", "speed"),
-    ("?", "help"),
-    ("tab", "lanes"),
-    ("t", "theme"),
-    ("q", "quit"),
-)
 
 
 class LaneTimeline(BatchTimeline):
@@ -56,8 +49,20 @@ class LaneTimeline(BatchTimeline):
         super().set_title(*words, separator=f" {glyphs.dot} ")
 
 
+class RaceTimePicked(Message):
+    """The user pointed at a time of the race.
+
+    Attributes:
+        seconds: Since its start.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+
 class RaceBar(LinePanel, can_focus=False):
-    """The time of the race; once all are done, who made how much of it."""
+    """The time of the race; once all are done, who made how much of it. A press or a drag posts `RaceTimePicked`."""
 
     DEFAULT_CSS = """
     RaceBar { height: 1; }
@@ -66,6 +71,9 @@ class RaceBar(LinePanel, can_focus=False):
     def __init__(self) -> None:
         super().__init__(id="race-bar")
         self.facts: tuple[float, float, float, bool, str] = (0.0, 0.0, 1.0, True, "")
+        self._bar = (0, 0)
+        """Where the bar begins, and its cells."""
+        self._dragging = False
 
     def rows(self, view: View, width: int, height: int) -> list[tuple[float, float, float, bool, str]]:
         """The one line there is."""
@@ -80,6 +88,7 @@ class RaceBar(LinePanel, can_focus=False):
         line.add(f"{seconds:,.1f} / {total:,.1f} s", palette.strong).gap()
         line.add(f"{speed:g}{glyphs.times}", palette.muted).gap(2)
         room = line.room - (len(verdict) + 3 if verdict else 1)
+        self._bar = (width - line.room, room if room >= 10 else 0)
         if room >= 10:
             done = round(room * seconds / total) if total > 0 else 0
             line.add(glyphs.bar * done, palette.accent).add(glyphs.bar_empty * (room - done), palette.faint)
@@ -87,26 +96,52 @@ class RaceBar(LinePanel, can_focus=False):
             line.gap(2).add(verdict, palette.strong)
         return line.strip()
 
+    def on_mouse_down(self, event: events.MouseDown) -> None:
+        """Go to the time under the pointer, and go on until the mouse is let go."""
+        start, cells = self._bar
+        if 0 <= event.x - self.gutter.left - start < cells:
+            self._dragging = True
+            self.capture_mouse()
+            self._pick(event.x)
 
-class RaceFooter(LinePanel, can_focus=False):
-    """The keys."""
+    def on_mouse_move(self, event: events.MouseMove) -> None:
+        """Follow a drag."""
+        if self._dragging:
+            self._pick(event.x)
 
-    DEFAULT_CSS = """
-    RaceFooter { height: 1; }
+    def on_mouse_up(self) -> None:
+        """Let go."""
+        if self._dragging:
+            self._dragging = False
+            self.release_mouse()
+
+    def _pick(self, x: int) -> None:
+        start, cells = self._bar
+        share = (x - self.gutter.left - start) / max(1, cells - 1)
+        self.post_message(RaceTimePicked(min(max(0.0, share), 1.0) * self.facts[1]))
+
+
+class RaceFooter(FooterBar):
+    """The keys of the race.
+
+    Attributes:
+        paused: Whether the clock stands still.
     """
 
-    def rows(self, view: View, width: int, height: int) -> list[tuple[str, ...]]:
-        """The one line there is."""
-        return [("keys",)]
+    paused = False
 
-    def draw(self, view: View, key: tuple[str, ...], width: int) -> Strip:  # type: ignore[override]
-        """Keys stand out, words explain; the way out stays where there is too little room."""
-        palette, glyphs = view.palette, view.glyphs
-        hints = [(k.format(left=glyphs.arrow_left, right=glyphs.arrow_right), word) for k, word in _KEYS]
-        while len(hints) > 1 and sum(len(k) + len(word) + 4 for k, word in hints) > width:
-            del hints[-2]
-        line = Line(width, palette.raised).add(" ", palette.raised)
-        for shown, word in hints:
-            line.add(shown, palette.accent + palette.raised)
-            line.add(f" {word}   ", palette.muted + palette.raised)
-        return line.strip()
+    def hints(self, view: View) -> list[Hint]:
+        """What can be done, the most useful first."""
+        glyphs = view.glyphs
+        return [
+            Hint("q", "quit", "quit"),
+            Hint("?", "help", "help"),
+            Hint("space", "resume" if self.paused else "pause", "toggle_pause"),
+            Hint(f"{glyphs.arrow_left} {glyphs.arrow_right}", "step", "step(1)"),
+            Hint("home", "start", "go_to(0)"),
+            Hint("end", "finish", "go_to(1)"),
+            Hint("[ ]", "speed", "faster(1)"),
+            Hint("tab", "lanes", "app.focus_next"),
+            Hint("ctrl+p", "commands", "command_palette"),
+            Hint("t", "theme", "next_theme"),
+        ]

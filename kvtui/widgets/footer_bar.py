@@ -80,14 +80,15 @@ class FooterBar(LinePanel, can_focus=False):
         hints.append(Hint("F", "formulas", "formulas"))
         hints.extend([Hint("+ -", "zoom", "grid_zoom(-1)"), Hint("o", "order", "grid_order")])
         hints.append(Hint("e", "evicted next", "mark_next"))
-        own: Mapping[str, str] = getattr(self.app, "own_keys", {})
-        return [hint._replace(key=own.get(hint.action, hint.key)) for hint in hints] if own else hints
+        return hints
 
     def rows(self, view: View, width: int, height: int) -> list[tuple[Hint, ...]]:
         """The hints that fit; the way out and the help move to the end, where one looks for them."""
+        own: Mapping[str, str] = getattr(self.app, "own_keys", {})
         fitting: list[Hint] = []
         used = 1
-        for hint in self.hints(view):
+        for default in self.hints(view):
+            hint = default._replace(key=own.get(default.action, default.key))
             used += len(hint.key) + len(hint.word) + 4
             if used - 2 > width:
                 break

@@ -14,6 +14,7 @@ from kvtui.palette import ThemeError
 from kvtui.race import playing
 from kvtui.race.app import RaceApp
 from kvtui.race.playing import LanePlayer
+from kvtui.settings import Settings
 
 RACED = lanes(arrivals())
 
@@ -131,6 +132,41 @@ async def test_a_click_selects_a_request_in_every_lane_and_ascii_and_small_termi
         await pilot.resize_terminal(50, 10)
         await pilot.pause()
         assert "kvtui needs 60 x 16" in screen_text(app)
+
+
+async def test_the_bar_is_pressed_and_dragged_and_the_footers_words_are_clicked():
+    app = RaceApp(players(), "small", clock=Clock())
+    async with app.run_test(size=(120, 30)) as pilot:
+        await pilot.pause()
+        bar = screen_text(app).splitlines()[-2]
+        start, stop = bar.index("─"), bar.rindex("─")
+        await pilot.mouse_down("#race-bar", offset=((start + stop) // 2, 0))
+        await pilot.pause()
+        assert app.paused
+        assert app.seconds == pytest.approx(app.total / 2, rel=0.05)
+        await pilot.hover("#race-bar", offset=(stop, 0))
+        await pilot.mouse_up("#race-bar", offset=(stop, 0))
+        await pilot.pause()
+        assert app.seconds == pytest.approx(app.total, abs=0.06)
+        for words, expected in (("home", 0.0), ("end", app.total)):
+            await pilot.click("#footer", offset=(screen_text(app).splitlines()[-1].index(words), 0))
+            await pilot.pause()
+            assert app.seconds == expected
+        assert "space resume" in screen_text(app)
+
+
+async def test_keys_of_the_users_own_are_those_of_the_dashboard(tmp_path):
+    settings = Settings(tmp_path / "config.toml", keys={"app.pause": "z", "app.end": "f5"})
+    app = RaceApp(players(), "small", settings=settings, clock=Clock())
+    async with app.run_test(size=(120, 30)) as pilot:
+        await pilot.press("space")
+        assert not app.paused
+        await pilot.press("z")
+        assert app.paused
+        await pilot.press("f5")
+        assert app.seconds == app.total
+        assert "z resume" in screen_text(app)
+        assert "f5 finish" in screen_text(app)
 
 
 @pytest.mark.parametrize("ascii_only", [False, True])
