@@ -5,6 +5,7 @@ Overlays are imported when they are opened: the first picture does not wait for 
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import sys
@@ -20,7 +21,8 @@ from kvtui.on_terminal import run_on_terminal
 from kvtui.pace import BEST_SECONDS, MOST_BESIDE_A_MODEL, MOST_OF_A_CORE, Pace
 from kvtui.paint import Painter
 from kvtui.palette import ThemeError
-from kvtui.screens.main import BAR_SECONDS, MainScreen
+from kvtui.screens.main import MainScreen
+from kvtui.screens.turns import BAR_SECONDS
 from kvtui.terminal import pending_writes, terminal_problem
 from kvtui.view import BlockSelected, Prefix, PrefixSelected, RequestSelected, View
 
@@ -118,7 +120,8 @@ class KvtuiApp(Actions):
         self._shown_status: tuple[object, ...] = ()
         self._shown_length = -1
         self._drew_bars_at = self._active_at = float("-inf")
-        self._timers_ready = False
+        self._next_turn: asyncio.TimerHandle | None = None
+        self._resting = False
         self._reported: set[str] = set()
 
     # -- what Textual asks for --------------------------------------------------------------------------------------
@@ -131,13 +134,28 @@ class KvtuiApp(Actions):
         """Start pulling."""
         self.screen.set_class(self.glyphs.ascii, "-ascii")
         self.end_with_terminal()
-        self._often = self.set_interval(self._pace.tick_seconds, self.tick)
-        self._seldom = self.set_interval(_SELDOM_SECONDS, self.tick, pause=True)
-        self._timers_ready = True
-        self.call_after_refresh(self.tick)  # The first picture need not wait for the timer.
+        self._turn_later(self._pace.interval / 4)
+        self.call_after_refresh(self._take_turn)  # The first picture need not wait for the timer.
         self.set_timer(_SETTLED_SECONDS, _freeze_garbage)
 
     # -- frames -----------------------------------------------------------------------------------------------------
+
+    def _turn_later(self, seconds: float) -> None:
+        """Have `tick` called once, as the event loop does it itself: Textual's timers cost several times as much."""
+        if self._next_turn is not None:
+            self._next_turn.cancel()
+        self._next_turn = asyncio.get_running_loop().call_later(seconds, self._take_turn)
+
+    def _take_turn(self) -> None:
+        """One turn of the timer, and the next one when a frame is due."""
+        if self._exit:
+            return
+        try:
+            self.tick()
+        except Exception as error:
+            self._handle_exception(error)
+        else:
+            self._turn_later(_SELDOM_SECONDS if self._resting else self._pace.wait())
 
     @property
     def main(self) -> MainScreen:
@@ -193,16 +211,14 @@ class KvtuiApp(Actions):
 
     def _rest(self) -> None:
         """Nothing happens: after a while, look less often whether something does."""
-        if time.monotonic() - self._active_at > _REST_AFTER_SECONDS and self._timers_ready:
-            self._often.pause()
-            self._seldom.resume()
+        self._resting = time.monotonic() - self._active_at > _REST_AFTER_SECONDS
 
     def _wake(self) -> None:
         """Something happens: look often again."""
         self._active_at = time.monotonic()
-        if self._timers_ready:
-            self._often.resume()
-            self._seldom.pause()
+        if self._resting:
+            self._resting = False
+            self._turn_later(self._pace.interval)
 
     def _draw_bars(self) -> None:
         """Draw how far the engine has come while the rest stands still."""
@@ -212,7 +228,7 @@ class KvtuiApp(Actions):
 
     def _hand_out(self, hand_over: Callable[[View], None]) -> None:
         """Hand the present view over, and write what the panels make of it."""
-        self.main.slowness = self._pace.slowness
+        self.main.turns.slowness = self._pace.slowness
         uncovered = self.screen is self.main and not self._notifications and not self.is_headless
         self.painter.begin(uncovered and not self.main.settling)
         hand_over(self.view())

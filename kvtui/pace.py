@@ -12,9 +12,6 @@ if TYPE_CHECKING:
 BEST_SECONDS = 1 / 30
 WORST_SECONDS = 0.5
 
-TICK_SECONDS = BEST_SECONDS / 2
-"""The timer's interval; a frame is drawn at most every other tick."""
-
 MOST_OF_A_CORE = 0.1
 """The part of one core that drawing may take."""
 
@@ -24,13 +21,21 @@ MOST_BESIDE_A_MODEL = 0.05
 It waits for the slowest of them after every operation, so what drawing takes from one core is lost on all.
 """
 
+MOST_SLOWED = 5.0
+"""How many times as long panels that can wait do so at most."""
+
 _SMOOTHING = 0.2
+_SLOWER, _FASTER = 1.1, 0.97
+_EARLY = 0.1
+"""The part of an interval that a frame may come early by: a timer is not exact."""
 
 
 class Pace:
     """Says when the next frame is due, from what the last ones cost this thread.
 
-    What following the engine costs is not part of it: each step is taken in once, however many frames are drawn.
+    Where frames cost more than they may, panels that can wait do so longer; frames come less often only for as long as
+    that does not suffice. What following the engine costs is not part of it: each step is taken in once, however many
+    frames are drawn.
 
     Args:
         clock: Seconds that only grow.
@@ -39,7 +44,8 @@ class Pace:
         most_of_a_core: The part of one core that drawing may take.
 
     Attributes:
-        tick_seconds: How often to ask whether a frame is due.
+        interval: Seconds between two frames.
+        slowness: How many times as long panels that can wait do so, from 1 to `MOST_SLOWED`.
     """
 
     def __init__(
@@ -51,28 +57,28 @@ class Pace:
     ) -> None:
         self._best = 1 / frame_rate
         self._most_of_a_core = most_of_a_core
-        self.tick_seconds = min(TICK_SECONDS, self._best / 2)
         self._clock = clock
         self._cpu_clock = cpu_clock
-        self._drew_at = float("-inf")
+        self._due_at = float("-inf")
         self._cpu_at_frame: float | None = None
         self._followed = 0.0
         """Processor time since the last frame that was no drawing."""
         self._cost = 0.0
         self.interval = self._best
+        self.slowness = 1.0
 
     def due(self) -> bool:
-        """Whether it is time for a frame. Half a tick early is on time, or every frame would come a tick late."""
-        return self._clock() - self._drew_at >= self.interval - self.tick_seconds / 2
+        """Whether it is time for a frame."""
+        return self._clock() >= self._due_at - self.interval * _EARLY
 
-    @property
-    def slowness(self) -> float:
-        """How many times as far apart frames are as they would be if they cost nothing."""
-        return self.interval / self._best
+    def wait(self) -> float:
+        """Seconds until it is worth asking again; a whole interval where a frame is due, but there was none to draw."""
+        left = self._due_at - self._clock()
+        return left if left > self.interval * _EARLY else self.interval
 
     def hurry(self) -> None:
         """Make a frame due now: the user waits for an answer."""
-        self._drew_at = float("-inf")
+        self._due_at = float("-inf")
 
     @contextmanager
     def following(self) -> Iterator[None]:
@@ -85,9 +91,14 @@ class Pace:
 
     def drew(self) -> None:
         """Note that a frame begins. The time since the one before counts as its cost, drawing and terminal included."""
-        cpu = self._cpu_clock()
+        cpu, now = self._cpu_clock(), self._clock()
         if self._cpu_at_frame is not None:
             self._cost += (max(0.0, cpu - self._cpu_at_frame - self._followed) - self._cost) * _SMOOTHING
-            self.interval = min(WORST_SECONDS, max(self._best, self._cost / self._most_of_a_core))
+            needed = self._cost / self._most_of_a_core
+            self.interval = min(WORST_SECONDS, max(self._best, needed))
+            changed = self.slowness * (_SLOWER if needed > self._best else _FASTER)
+            self.slowness = min(MOST_SLOWED, max(1.0, changed))
         self._cpu_at_frame, self._followed = cpu, 0.0
-        self._drew_at = self._clock()
+        # Counted from when it was due, a frame that comes a little late does not make the next one late.
+        on_time = now - self._due_at < self.interval / 2
+        self._due_at = (self._due_at if on_time else now) + self.interval

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvtui.pace import BEST_SECONDS, MOST_BESIDE_A_MODEL, MOST_OF_A_CORE, TICK_SECONDS, WORST_SECONDS, Pace
+from kvtui.pace import BEST_SECONDS, MOST_BESIDE_A_MODEL, MOST_OF_A_CORE, MOST_SLOWED, WORST_SECONDS, Pace
 
 
 class Clocks:
@@ -14,10 +14,12 @@ class Clocks:
         self.wall = 10.0
         self.cpu = 3.0
         self.followed_until = self.wall
+        self.late = 0.0
+        """How much later than asked for each turn comes."""
         self.pace = Pace(lambda: self.wall, lambda: self.cpu, most_of_a_core=most_of_a_core)
 
     def run(self, seconds: float, cost: float, following: float = 0.0) -> int:
-        """Tick for a time, each frame costing so much, and following so much a second; how many frames there were."""
+        """Turns for a time, each frame costing so much, and following so much a second; how many frames there were."""
         frames = 0
         stop = self.wall + seconds
         while self.wall < stop:
@@ -28,12 +30,35 @@ class Clocks:
                 self.pace.drew()
                 self.cpu += cost
                 frames += 1
-            self.wall += TICK_SECONDS
+            self.wall += self.pace.wait() + self.late
         return frames
 
 
 def test_cheap_frames_come_at_the_best_rate() -> None:
     assert abs(Clocks().run(10, 0.002) - 10 / BEST_SECONDS) <= 2
+
+
+def test_turns_that_come_a_little_late_make_no_fewer_frames() -> None:
+    clocks = Clocks()
+    clocks.late = BEST_SECONDS / 4
+    assert abs(clocks.run(10, 0.002) - 10 / BEST_SECONDS) <= 2
+
+
+def test_a_frame_that_comes_much_too_late_is_not_made_up_for() -> None:
+    clocks = Clocks()
+    clocks.run(1, 0.002)
+    clocks.wall += 5
+    assert abs(clocks.run(1, 0.002) - 1 / BEST_SECONDS) <= 2
+
+
+def test_panels_that_can_wait_do_so_before_frames_come_less_often() -> None:
+    clocks = Clocks()
+    frames = 0
+    for _ in range(600):
+        # Half of a frame is the panels', as often as they are drawn.
+        frames += clocks.run(BEST_SECONDS, 0.0025 + 0.0025 / clocks.pace.slowness)
+    assert 1 < clocks.pace.slowness < MOST_SLOWED
+    assert clocks.pace.interval < BEST_SECONDS * 1.1
 
 
 @pytest.mark.parametrize("part", [MOST_OF_A_CORE, MOST_BESIDE_A_MODEL])
@@ -50,9 +75,9 @@ def test_an_engine_that_is_dear_to_follow_is_drawn_as_often_as_any_other() -> No
 
 def test_however_dear_frames_are_two_come_in_a_second() -> None:
     clocks = Clocks()
-    clocks.run(10, 1.0)
+    clocks.run(20, 1.0)
     assert clocks.pace.interval == WORST_SECONDS
-    assert clocks.pace.slowness == WORST_SECONDS / BEST_SECONDS
+    assert clocks.pace.slowness == MOST_SLOWED
 
 
 def test_when_frames_get_cheap_again_they_come_often_again() -> None:

@@ -6,6 +6,9 @@ Two processes load the same model and run the same requests: one headless, one u
 whose output is read as fast as it comes. They take turns, a window of steps each, the other one waiting within a step:
 so a machine whose speed drifts meets both sides alike. The first step of a window belongs to neither side, since its
 caches are cold. The ratio is the median over pairs of neighbouring windows.
+
+The pseudo terminal says that it can show a frame at once, as many do, so that each frame comes between two marks, which
+it counts: the frames a second are those of the attached windows, the median of them.
 """
 
 from __future__ import annotations
@@ -36,6 +39,9 @@ _WARM_UP = 20
 _WINDOW = 16
 _NUM_REQUESTS = 16
 _PATIENCE_S = 600.0
+
+_CAN_IT_SYNCHRONISE, _IT_CAN = b"\x1b[?2026$p", b"\x1b[?2026;2$y"
+_FRAME_BEGINS = b"\x1b[?2026h"
 
 _PROMPTS = (
     "Explain to a child why the sky is blue.",
@@ -161,18 +167,25 @@ def _start(side: str, options: argparse.Namespace, terminal: int | None) -> _Sid
 
 
 class _Terminal:
-    """A pseudo terminal whose output is read and counted in a thread."""
+    """A pseudo terminal whose output is read in a thread: bytes and frames are counted, and one question answered."""
 
     def __init__(self, columns: int, rows: int) -> None:
         self._master, self.slave = pty.openpty()
         fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        self.num_bytes = 0
+        self.num_bytes = self.num_frames = 0
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
+        before = b""
         try:
             while drawn := os.read(self._master, 1 << 16):
                 self.num_bytes += len(drawn)
+                # A mark may lie across two reads; all of one are as long.
+                drawn = before + drawn
+                self.num_frames += drawn.count(_FRAME_BEGINS)
+                if _CAN_IT_SYNCHRONISE in drawn:
+                    os.write(self._master, _IT_CAN)
+                before = drawn[1 - len(_FRAME_BEGINS) :]
         except OSError:  # all who had it open have ended
             return
 
@@ -182,14 +195,19 @@ def _measure(options: argparse.Namespace) -> dict[str, object]:
     terminal = _Terminal(columns, rows)
     sides = {"headless": _start("headless", options, None), "attached": _start("attached", options, terminal.slave)}
     speeds: dict[str, list[float]] = {name: [] for name in sides}
+    rates: list[float] = []
     try:
         for side in sides.values():
             side.wait()
-        before, began = terminal.num_bytes, time.monotonic()
+        num_bytes, seconds = 0, 0.0
         for turn in range(options.windows):
             for name in sides if turn % 2 == 0 else reversed(sides):
+                before, began = (terminal.num_bytes, terminal.num_frames), time.monotonic()
                 speeds[name].append(sides[name].window())
-        drawn = (terminal.num_bytes - before) / (time.monotonic() - began) * 2  # it drew half of the time
+                if name == "attached":
+                    took = time.monotonic() - began
+                    num_bytes, seconds = num_bytes + terminal.num_bytes - before[0], seconds + took
+                    rates.append((terminal.num_frames - before[1]) / took)
     finally:
         for side in sides.values():
             side.end()
@@ -198,9 +216,10 @@ def _measure(options: argparse.Namespace) -> dict[str, object]:
         "ratio": round(statistics.median(attached / headless for attached, headless in pairs), 3),
         "attached_tokens_per_s": round(statistics.median(speeds["attached"]), 1),
         "headless_tokens_per_s": round(statistics.median(speeds["headless"]), 1),
+        "frames_per_s": round(statistics.median(rates), 1),
         "size": options.size,
         "windows": options.windows,
-        "bytes_drawn_per_s": round(drawn),
+        "bytes_drawn_per_s": round(num_bytes / seconds),
         "requests": _NUM_REQUESTS,
         "model": options.model,
         "cores": os.cpu_count(),
@@ -231,6 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps(figures))
     else:
         print(f"{figures['ratio']:.3f} of the headless engine's speed with the dashboard attached at {options.size}")
+        print(f"{figures['frames_per_s']} frames a second drawn, {figures['bytes_drawn_per_s']} bytes a second")
         print(
             f"{figures['attached_tokens_per_s']} over {figures['headless_tokens_per_s']} tok/s, "
             f"{_NUM_REQUESTS} requests, {os.cpu_count()} cores"

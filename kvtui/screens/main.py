@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from textual.containers import Container, Vertical
@@ -13,6 +12,7 @@ from textual.widgets import Static
 
 from kvtui.block_order import ADDRESS
 from kvtui.paint import show_title
+from kvtui.screens.turns import Turns
 from kvtui.terminal import MIN_HEIGHT, MIN_WIDTH, WIDE
 from kvtui.view import Panel
 from kvtui.widgets.batch_timeline import BatchTimeline
@@ -32,12 +32,14 @@ from kvtui.widgets.tab_bar import TABS, TabBar
 from kvtui.widgets.transport import Transport
 
 if TYPE_CHECKING:
+    from collections.abc import Container as Holding
     from collections.abc import Sequence
 
     from textual.app import ComposeResult
     from textual.widget import Widget
 
     from engine.trace.events import StepTrace
+    from kvtui.screens.turns import Later
     from kvtui.view import View
 
 LOG = TABS.index("Log")
@@ -58,41 +60,10 @@ _PLACES = (("requests", "prefixes"), ("pool", "old-way", "formulas"))
 """Panels that share a place where all are shown together: the one that was opened last is there."""
 _LEFT = frozenset({"blocks-frame", "inspector", "pool", "old-way", "formulas"})
 
-
-BAR_SECONDS = 0.5
-"""How often the position bar is drawn while steps stream by: with its marks it is the line that takes most to write."""
-
 _BORDER_AROUND_TITLE = 6
 
-UNHURRIED_SECONDS = {
-    "requests": 0.16,
-    "pool": 0.3,
-    "batch": 0.3,
-    "prefixes": 0.3,
-    "old-way": 0.3,
-    "formulas": 0.5,
-    "transport": BAR_SECONDS,
-}
-"""Panels whose many rows change with every step, and how often the eye needs them while steps stream by."""
-
-
-_MOST_SLOWED = 5
-"""How many times as long they wait at most where frames have to be far apart."""
-
-
-@dataclass(slots=True)
-class Later:
-    """A panel that is not drawn in every frame.
-
-    Attributes:
-        interval: Seconds between two times.
-        due: When it may be drawn next.
-        steps: What it has not been told of yet.
-    """
-
-    interval: float
-    due: float = 0.0
-    steps: list[StepTrace] = field(default_factory=list)
+_TITLE_SECONDS = 0.16
+"""How often the counts in the title of the blocks are drawn while steps stream by."""
 
 
 class MainScreen(Screen[None]):
@@ -166,11 +137,10 @@ class MainScreen(Screen[None]):
         self._inspected_from: int | None = None
         self._panels: list[Panel] = []
         self._stale: set[Panel] = set()
-        self._later: dict[Panel, Later] = {}
-        self.slowness = 1.0
-        """How much longer unhurried panels wait where frames are far apart: not in every one of those either."""
+        self.turns = Turns({})
         self._view: View | None = None
         self._title = ""
+        self._title_due = 0.0
 
     def compose(self) -> ComposeResult:
         """Every panel once; the layout decides where, and whether, it is seen."""
@@ -200,7 +170,7 @@ class MainScreen(Screen[None]):
         """Start with the blocks in focus."""
         self._panels = list(self.query(Panel))
         self._stale.update(self._panels)
-        self._later = {self.query_one(f"#{name}", Panel): Later(s) for name, s in UNHURRIED_SECONDS.items()}
+        self.turns = Turns({panel.id: panel for panel in self._panels if panel.id is not None})
         self.place_panels()
         self.grid.focus()
 
@@ -211,9 +181,8 @@ class MainScreen(Screen[None]):
 
     @property
     def behind(self) -> bool:
-        """Whether an unhurried panel has not been told of the last steps yet, or one in sight still reads the cache."""
-        reading = self.prefixes.behind and self.prefixes.is_on_screen
-        return reading or any(later.steps for later in self._later.values())
+        """Whether a panel has not been told of the last steps yet, or one in sight still reads the cache."""
+        return self.turns.behind or (self.prefixes.behind and self.prefixes.is_on_screen)
 
     @property
     def flashing(self) -> bool:
@@ -222,9 +191,8 @@ class MainScreen(Screen[None]):
         return any(grid.flashing and grid.is_on_screen for grid in grids)
 
     def hurry(self) -> None:
-        """Make unhurried panels due now."""
-        for later in self._later.values():
-            later.due = 0.0
+        """Have all panels drawn in the next frame."""
+        self.turns.hurry()
 
     def on_resize(self) -> None:
         """Choose the layout that fits."""
@@ -361,60 +329,71 @@ class MainScreen(Screen[None]):
             counts.pop()
 
     def update(self, view: View, steps: Sequence[StepTrace], reset: bool) -> None:
-        """Hand a new view to the panels in sight; the others are told of it when they are shown."""
+        """Hand a new view to the panels in sight whose turn it is; the others are told of it later, or when shown."""
         self._view = view
-        frame = self.query_one("#blocks-frame")
-        title = self._blocks_title(view, frame.outer_size.width - _BORDER_AROUND_TITLE)
-        if title != self._title:
-            self._title = title
-            show_title(frame, Content(title))
         self.header.url = view.listen_url
         now = time.monotonic()
-        urgent = reset or view.source.paused or not steps
+        at_once = reset or view.source.paused or not steps
+        self._show_title(view, now, at_once)
+        waiting = []
+        visible = self._compositor.visible_widgets
         for panel in self._panels:
-            later = self._later.get(panel)
-            if not self._in_sight(panel):
+            if not self._in_sight(panel, visible):
                 continue
+            later = self.turns.later(panel)
             if panel in self._stale:
                 self._stale.discard(panel)
                 panel.update_view(view, steps, True)
             elif later is None:
                 panel.update_view(view, steps, reset)
-            elif urgent or now >= later.due:
-                later.steps.extend(steps)
-                self._tell(panel, later, now, reset)
             else:
                 later.steps.extend(steps)
+                waiting.append(later)
+        self._tell(self.turns.take(waiting, now, at_once), reset)
 
-    def _in_sight(self, panel: Panel) -> bool:
+    def _show_title(self, view: View, now: float, at_once: bool) -> None:
+        """Bring the counts above the blocks up to date, where it is time for that."""
+        if at_once or now >= self._title_due:
+            self._title_due = now + _TITLE_SECONDS * self.turns.slowness
+            frame = self.query_one("#blocks-frame")
+            title = self._blocks_title(view, frame.outer_size.width - _BORDER_AROUND_TITLE)
+            if title != self._title:
+                self._title = title
+                show_title(frame, Content(title))
+
+    def _in_sight(self, panel: Panel, visible: Holding[Widget]) -> bool:
         """Whether a panel can be seen; one that cannot is told everything when it can."""
-        if panel.is_on_screen and panel.size.width:
+        if panel in visible and panel.outer_size.width:
             return True
         self._stale.add(panel)
-        if panel in self._later:
-            self._later[panel].steps = []
+        self.turns.forget(panel)
         return False
 
-    def _tell(self, panel: Panel, later: Later, now: float, reset: bool) -> None:
-        """Tell an unhurried panel of the steps that it has not been told of."""
+    def _tell(self, waiting: Sequence[Later], reset: bool) -> None:
+        """Tell panels of the steps that they have not been told of."""
         assert self._view is not None
-        later.due = now + later.interval * min(self.slowness, _MOST_SLOWED)
-        steps, later.steps = later.steps, []
-        panel.update_view(self._view, steps, reset)
+        for later in waiting:
+            steps, later.steps = later.steps, []
+            later.panel.update_view(self._view, steps, reset)
 
     def update_unfinished(self, view: View) -> None:
         """Hand a view to the panels that have something left to show; no step was taken since the last one."""
         self._view = view
         now = time.monotonic()
+        visible = self._compositor.visible_widgets
         for grid in (self.grid, self._cpu_grid):
-            if grid is not None and grid.flashing and grid not in self._stale and self._in_sight(grid):
+            if grid is not None and grid.flashing and grid not in self._stale and self._in_sight(grid, visible):
                 grid.update_view(view, (), False)
-        for panel, later in self._later.items():
+        waiting = []
+        for panel in self._panels:
+            later = self.turns.later(panel)
             reading = panel is self.prefixes and self.prefixes.behind
-            if not (later.steps or reading) or panel in self._stale or not self._in_sight(panel):
+            if later is None or not (later.steps or reading) or panel in self._stale:
                 continue
-            if reading or view.source.paused or now >= later.due:
-                self._tell(panel, later, now, False)
+            if self._in_sight(panel, visible):
+                waiting.append(later)
+        self._show_title(view, now, False)
+        self._tell(self.turns.take(waiting, now, view.source.paused), False)
 
     def update_bars(self, view: View) -> None:
         """Hand a view to the lines that say how far the session is; nothing else has changed."""

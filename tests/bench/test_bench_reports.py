@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from engine.bench import attention, pool
 from engine.bench import engine as engine_bench
 from engine.bench.report import Figure, cpu_medians, show
+from kvtui.bench import attached
 from kvtui.cli.bench import MODULES
 from kvtui.cli.main import app
 
@@ -112,3 +113,12 @@ def test_the_forms_of_a_cache_are_measured_against_the_models_own_type():
         "float8": (64 + 4) / 256,
     }
     assert all(row["by_own"] > 0 and row["us_per_layer"] > 0 for row in forms.values())
+
+
+def test_a_dashboard_in_a_terminal_of_its_own_is_measured_with_the_frames_that_it_drew(capfd):
+    assert attached.main(["--model", "simulated", "--size", "120x40", "--windows", "2", "--json"]) == 0
+    told = json.loads(capfd.readouterr().out)
+    assert told["size"] == "120x40"
+    assert told["ratio"] > 0
+    assert told["frames_per_s"] > 0
+    assert told["bytes_drawn_per_s"] > 0
