@@ -111,8 +111,8 @@ class ModelConfig:
         attention: `auto`, or the name of one implementation in `engine.attention`.
         weights: Of linear layers. `auto` computes with the model's own and holds them, on a CPU, in the fewest bytes
             that lose nothing (of a bfloat16 model those that it was rounded from, where the processor multiplies
-            bfloat16); `full` in the type's bytes; `bf16` rounds them to bfloat16 and `int8` multiplies 8-bit codes of
-            them with inputs of 16 or 8 bits (both on a CPU).
+            bfloat16); `full` in the type's bytes; `bf16` rounds them to bfloat16 and `int8` multiplies 8-bit or
+            4-bit codes of them with inputs of 8 or 16 bits (both on a CPU).
         cuda_graphs: Whether decode steps on a CUDA device are captured once and replayed.
     """
 

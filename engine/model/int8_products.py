@@ -7,14 +7,13 @@ import struct
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 
 from engine.attention import cpu_threads
 from engine.attention.cpu_call import SERIAL_WORK, Workspace
 from engine.attention.cpu_compile import Compiled
 from engine.model import int8_kernel, weight_codes
 from engine.model.int8_kernel import BOTH, FIELDS, MULTIPLY, OUTPUTS, PARAMS, QUANTISE
-from engine.model.weight_codes import BLOCK, BlockCodes, block_codes, in_panels
+from engine.model.weight_codes import BLOCK, block_codes, in_panels, round_to_codes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,22 +40,6 @@ def _launcher(num_threads: int) -> Callable[[int], None]:
 _workspace = Workspace(PARAMS.itemsize)
 
 
-def round_to_codes(weight: torch.Tensor) -> BlockCodes:
-    """A matrix rounded to 8-bit codes, the largest of each block 127; blocks that are left over are filled with zeros.
-
-    Args:
-        weight: `[out, in]`.
-
-    Returns:
-        Codes with float32 scales and without minima.
-    """
-    blocks = F.pad(weight.float(), (0, -weight.shape[1] % BLOCK)).reshape(len(weight), -1, BLOCK)
-    largest = blocks.abs().amax(dim=2)
-    scales = torch.where(largest > 0, largest / 127, torch.ones_like(largest))
-    codes = (blocks / scales[:, :, None]).round_().clamp_(-127, 127).to(torch.int8)
-    return BlockCodes(8, codes.flatten(1), scales, None)
-
-
 class Int8Product:
     """A linear layer of 8-bit weights and 16-bit inputs: float32 `[T, in] -> [T, out]`.
 
@@ -81,7 +64,7 @@ class Int8Product:
             self._bias[: self._num_outputs] = bias
         for start in range(0, self._num_outputs, _SLAB):
             rows = slice(start, start + _SLAB)
-            some = round_to_codes(weight[rows]) if codes is None else _rows_of(codes, rows)
+            some = round_to_codes(weight[rows]) if codes is None else codes.of_rows(rows)
             panels = slice(start // OUTPUTS, -(-min(start + _SLAB, self._num_outputs) // OUTPUTS))
             self._weights[panels] = _panels(some.codes.view(len(some.codes), -1, 2))
             self._scales[panels] = _panels(some.scales)
@@ -140,11 +123,6 @@ class Int8Product:
             item_panels,
         )
         _launcher(num_threads)(_workspace.address)
-
-
-def _rows_of(codes: BlockCodes, rows: slice) -> BlockCodes:
-    minima = None if codes.minima is None else codes.minima[rows].float()
-    return BlockCodes(codes.bits, codes.codes[rows].to(torch.int8), codes.scales[rows].float(), minima)
 
 
 def _panels(tensor: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 
 BLOCK = 32
 """Weights of one output, along the input, that share a scale."""
@@ -46,6 +47,11 @@ class BlockCodes:
             values.add_(self.minima[index].float()[..., None])
         return values.flatten(-2)
 
+    def of_rows(self, rows: slice) -> BlockCodes:
+        """The codes of some rows."""
+        minima = None if self.minima is None else self.minima[rows]
+        return BlockCodes(self.bits, self.codes[rows], self.scales[rows], minima)
+
 
 def block_codes(weight: torch.Tensor) -> BlockCodes | None:
     """The codes that a matrix was made of, or None where there are none that give it back exactly.
@@ -70,6 +76,21 @@ def block_codes(weight: torch.Tensor) -> BlockCodes | None:
             four = find is _four_bits
             return BlockCodes(4 if four else 8, codes, scales, minima if four else None)
     return None
+
+
+def round_to_codes(weight: torch.Tensor) -> BlockCodes:
+    """A matrix rounded to 8-bit codes, the largest of each block 127; blocks that are left over are filled with zeros.
+
+    Args:
+        weight: `[out, in]`.
+
+    Returns:
+        Codes with float32 scales and without minima.
+    """
+    blocks = F.pad(weight.float(), (0, -weight.shape[1] % BLOCK)).reshape(len(weight), -1, BLOCK)
+    scales = blocks.abs().amax(dim=2) / 127
+    codes = (blocks / scales[:, :, None]).nan_to_num_(0, 0, 0).round_().clamp_(-127, 127).to(torch.int8)
+    return BlockCodes(8, codes.flatten(1), scales, None)
 
 
 def is_bfloat16(weight: torch.Tensor) -> bool:

@@ -1,0 +1,261 @@
+"""The compiled product of inputs in bytes with 8-bit or 4-bit weights, on processors with AVX-512 VNNI.
+
+`vpdpbusd` adds four products of unsigned with signed bytes to each of sixteen 32-bit sums; nothing in between is cut.
+The unsigned ones are the weights' codes, as they lie in memory or taken from both halves of a byte on the way; the
+signed ones are the inputs (`byte_inputs.py`). Within a block of 32 inputs a sum is exact; then it is scaled and added
+up in float32, block after block, with the block's minimum times the sum of its inputs.
+
+A thread takes a panel of outputs, and all rows of the input pass by in register tiles. Only blocks in which some row of
+a tile has second bytes are gone through twice; a row without has zeros there, which add nothing: so a row's result
+depends on no other row.
+"""
+
+# mypy: ignore-errors
+# Compiled functions are typed by Numba; intrinsics by the signature that each returns.
+
+from __future__ import annotations
+
+from typing import Any
+
+import llvmlite.binding as llvm
+import numpy as np
+from llvmlite import ir
+from numba import carray, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from engine.attention.cpu_call import COUNTER_BYTES
+from engine.attention.cpu_lanes import F32, I32, I64, const, fma, pointer, span, splat, store
+from engine.attention.cpu_vector import element_size, fetch_add, pointer_to
+from engine.model.byte_inputs import ROW_BYTES, encode_row, fields_of_row
+from engine.model.weight_codes import BLOCK
+
+HAS_BYTE_PRODUCTS = all(llvm.get_host_cpu_features().get(name) for name in ("avx512f", "avx512bw", "avx512vnni"))
+"""Whether this processor has them."""
+
+LANES = 16
+"""32-bit sums of one register."""
+
+VECTORS = 3
+PANEL = VECTORS * LANES
+"""Outputs of a panel."""
+
+ROWS = 4
+"""Rows of a register tile: its sums, whole and in float32, take 24 of 32 registers."""
+
+GROUP = 4
+GROUPS = BLOCK // GROUP
+"""Inputs whose products one instruction adds up, and how many such groups make a block."""
+
+ENCODED = 4
+"""Rows that a thread encodes at a time."""
+
+NEXT, DONE = 0, COUNTER_BYTES
+"""Byte offsets of the counters that threads share, see `cpu_call`: next piece of work, rows that are encoded."""
+
+FIELDS = (
+    "counters",
+    "x",
+    "x_stride",
+    "rows",
+    "y",
+    "num_rows",
+    "weights",
+    "bias",
+    "num_inputs",
+    "num_blocks",
+    "num_panels",
+)
+"""Addresses, counts, and the bytes from one row of the input to the next."""
+
+PARAMS = np.dtype([(name, np.int64) for name in FIELDS])
+
+BITS = {4: np.uint8(0), 8: np.int8(0)}
+"""The tag that stands for a form of the weights: 4-bit codes with minima, 8-bit codes without (stored + 128)."""
+
+BLOCK_BYTES = {4: PANEL * (2 * 2 + BLOCK // 2), 8: PANEL * (4 + BLOCK)}
+"""Of a block of a panel. Of 4 bits: scales and minima (float16), then codes; of 8: scales (float32), then codes."""
+
+_FLOATS = ir.VectorType(F32, LANES)
+_HALVES = ir.VectorType(ir.HalfType(), LANES)
+_INTS = ir.VectorType(I32, LANES)
+
+
+def _int(value):
+    return ir.Constant(I64, value)
+
+
+def _vector(builder, address, offset, kind):
+    return builder.load(pointer(builder, address, _int(offset), 1, kind), align=2)
+
+
+def _spread(builder, address, index, kind):
+    """One number of four bytes in all lanes."""
+    return splat(builder, builder.load(pointer(builder, address, index, 4, kind), align=4), LANES)
+
+
+def _add_products(builder, sums, weights, inputs):
+    # LLVM has taken vectors of bytes for this since version 22, and still reads the older form.
+    signature = ir.FunctionType(_INTS, [_INTS] * 3)
+    function = cgutils.get_or_insert_function(builder.module, signature, "llvm.x86.avx512.vpdpbusd.512")
+    return builder.call(function, [sums, weights, inputs])
+
+
+def _again(builder, address):
+    """The same address, which LLVM cannot know: it would keep on the stack what it has loaded from there before."""
+    return builder.call(ir.InlineAsm(ir.FunctionType(I64, [I64]), "", "=r,0", side_effect=True), [address])
+
+
+def _each_group(builder, tag, codes, body):
+    """Emit body(group, its weights as VECTORS vectors) for all groups of a block."""
+    if tag == types.int8:
+        for group in range(GROUPS):
+            body(group, [_vector(builder, codes, 64 * (group * VECTORS + v), _INTS) for v in range(VECTORS)])
+        return
+    low = const(0x0F0F0F0F, I32, LANES)
+    for group in range(GROUPS // 2):
+        both = [_vector(builder, codes, 64 * (group * VECTORS + v), _INTS) for v in range(VECTORS)]
+        body(group, [builder.and_(pair, low) for pair in both])
+        high = [builder.and_(builder.lshr(pair, const(4, I32, LANES)), low) for pair in both]
+        body(group + GROUPS // 2, high)
+
+
+def _tile(builder, tag, height, rows, row_bytes, num_blocks, panel, bias, write):
+    """Emit write(r, v, sums) of a literal number of rows by a panel."""
+    zero = ir.Constant(_INTS, None)
+    own = [builder.add(rows, builder.mul(row_bytes, _int(r))) for r in range(height)]
+    fields = [fields_of_row(builder, row, num_blocks) for row in own]
+    places = [(r, v) for r in range(height) for v in range(VECTORS)]
+    totals = {place: cgutils.alloca_once(builder, _FLOATS) for place in places}
+    whole = {place: cgutils.alloca_once(builder, _INTS) for place in places}
+    exact = {place: cgutils.alloca_once(builder, _FLOATS) for place in places}
+    for place in places:
+        builder.store(const(0.0, F32, LANES), totals[place])
+    bits = 8 if tag == types.int8 else 4
+    with span(builder, num_blocks, 1) as (block, _):
+        source = builder.add(panel, builder.mul(block, _int(BLOCK_BYTES[bits])))
+        codes = builder.add(source, _int(4 * PANEL))
+        words = builder.mul(block, _int(GROUPS))
+
+        def add(inputs, codes):
+            def body(group, weights):
+                index = builder.add(words, _int(group))
+                for r in range(height):
+                    x = _spread(builder, inputs[r], index, I32)
+                    for v in range(VECTORS):
+                        cell = whole[r, v]
+                        builder.store(_add_products(builder, builder.load(cell), weights[v], x), cell)
+
+            _each_group(builder, tag, codes, body)
+
+        for place in places:
+            builder.store(zero, whole[place])
+        add(own, codes)
+        flags = [builder.load(pointer(builder, flag, block, 4, I32), align=4) for *_, flag in fields]
+        some = flags[0]
+        for flag in flags[1:]:
+            some = builder.or_(some, flag)
+        with builder.if_else(builder.icmp_signed("!=", some, ir.Constant(I32, 0))) as (then, otherwise):
+            with then:
+                for place in places:
+                    builder.store(builder.shl(builder.load(whole[place]), const(8, I32, LANES)), whole[place])
+                add([fine for fine, *_ in fields], _again(builder, codes))
+                for place in places:
+                    value = builder.sitofp(builder.load(whole[place]), _FLOATS)
+                    builder.store(builder.fmul(value, const(1 / 256, F32, LANES)), exact[place])
+            with otherwise:
+                for place in places:
+                    builder.store(builder.sitofp(builder.load(whole[place]), _FLOATS), exact[place])
+        if tag == types.int8:
+            scales = [_vector(builder, source, 64 * v, _FLOATS) for v in range(VECTORS)]
+        else:
+            scales, minima = (
+                [
+                    builder.fpext(_vector(builder, source, 2 * (first + LANES * v), _HALVES), _FLOATS)
+                    for v in range(VECTORS)
+                ]
+                for first in (0, PANEL)
+            )
+        for r, (_, steps, sums, _) in enumerate(fields):
+            step, given = (_spread(builder, address, block, F32) for address in (steps, sums))
+            if tag == types.int8:
+                given = builder.fmul(given, const(-128.0, F32, LANES))
+            for v in range(VECTORS):
+                total, value = builder.load(totals[r, v]), builder.load(exact[r, v])
+                if tag == types.int8:
+                    total = fma(builder, fma(builder, value, step, given), scales[v], total)
+                else:
+                    total = fma(builder, builder.fmul(value, step), scales[v], total)
+                    total = fma(builder, minima[v], given, total)
+                builder.store(total, totals[r, v])
+    for r, v in places:
+        added = builder.load(pointer(builder, bias, _int(v * LANES), 4, _FLOATS), align=4)
+        write(r, v, builder.fadd(builder.load(totals[r, v]), added))
+
+
+@intrinsic(prefer_literal=True)
+def multiply(typingctx, tag, element, num_rows, rows, num_blocks, panel, bias, y, y_stride):
+    """A panel of outputs, elements of a tag, for all rows; y_stride is in elements."""
+
+    def codegen(context, builder, signature, args):
+        _, _, num_rows_, rows_, num_blocks_, panel_, bias_, y_, y_stride_ = args
+        row_bytes = builder.mul(num_blocks_, _int(ROW_BYTES))
+
+        def tile(height, row):
+            def write(r, v, sums):
+                index = builder.mul(builder.add(row, _int(r)), y_stride_)
+                store(builder, sums, y_, builder.add(index, _int(v * LANES)), element)
+
+            first = builder.add(rows_, builder.mul(row, row_bytes))
+            _tile(builder, tag, height, first, row_bytes, num_blocks_, panel_, bias_, write)
+
+        whole = builder.and_(num_rows_, _int(-ROWS))
+        with span(builder, whole, ROWS) as (row, _):
+            tile(ROWS, row)
+        row, height = whole, ROWS // 2
+        while height:
+            some = builder.and_(num_rows_, _int(height))
+            with builder.if_then(builder.icmp_signed("!=", some, _int(0))):
+                tile(height, row)
+            row = builder.add(row, some)
+            height //= 2
+        return context.get_dummy_value()
+
+    return types.void(tag, element, *[types.int64] * 7), codegen
+
+
+def make_worker(tag: Any, element: Any) -> Any:
+    """The worker of a form of weights and a type of rows, still Python: it works on the call at an address."""
+    block_bytes = BLOCK_BYTES[8 if isinstance(tag, np.int8) else 4]
+
+    def worker(address):
+        p = carray(pointer_to(address), 1, PARAMS)[0]
+        row_bytes = p.num_blocks * ROW_BYTES
+        pieces = (p.num_rows + ENCODED - 1) // ENCODED
+        ticket = fetch_add(p.counters + NEXT, 1)
+        while ticket < pieces:
+            first = ticket * ENCODED
+            stop = min(first + ENCODED, p.num_rows)
+            for row in range(first, stop):
+                encode_row(element, p.x + row * p.x_stride, p.num_inputs, p.num_blocks, p.rows + row * row_bytes)
+            fetch_add(p.counters + DONE, stop - first)
+            ticket = fetch_add(p.counters + NEXT, 1)
+        # Every row that is not encoded yet is in the hands of a thread that is at it.
+        while fetch_add(p.counters + DONE, 0) < p.num_rows:
+            pass
+        while ticket < pieces + p.num_panels:
+            panel = ticket - pieces
+            multiply(
+                tag,
+                element,
+                p.num_rows,
+                p.rows,
+                p.num_blocks,
+                p.weights + panel * p.num_blocks * block_bytes,
+                p.bias + panel * PANEL * 4,
+                p.y + panel * PANEL * element_size(element),
+                p.num_panels * PANEL,
+            )
+            ticket = fetch_add(p.counters + NEXT, 1)
+
+    return worker
