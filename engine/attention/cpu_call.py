@@ -37,10 +37,12 @@ class Workspace(threading.local):
         self.counters = counters[first : first + _NUM_COUNTERS * words]
         self.counters_address = int(self.counters.ctypes.data)
         self._scratch = np.empty(0, np.float32)
+        self._scratch_address = 0
 
     def scratch(self, num_floats: int) -> int:
         """Address of that much memory, on a cache line and valid until more is asked for."""
         needed = num_floats + 16
         if len(self._scratch) < needed:
             self._scratch = np.empty(needed, np.float32)
-        return int(-(-self._scratch.ctypes.data // 64) * 64)
+            self._scratch_address = -(-int(self._scratch.ctypes.data) // 64) * 64
+        return self._scratch_address

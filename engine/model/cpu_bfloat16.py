@@ -28,7 +28,7 @@ from engine.attention import cpu_threads
 from engine.attention.cpu_call import SERIAL_WORK, Workspace
 from engine.attention.cpu_compile import Compiled
 from engine.model import cpu_bfloat16_kernel, weight_codes
-from engine.model.cpu_bfloat16_kernel import FIELDS, LANES, PANEL, PARAMS, PART_ROWS, VECTORS, scratch_bytes
+from engine.model.cpu_bfloat16_kernel import FIELDS, LANES, PANEL, PARAMS, PART_ROWS, ROWS, VECTORS, scratch_bytes
 from engine.model.weight_codes import BLOCK, BlockCodes, block_codes, in_panels
 
 if TYPE_CHECKING:
@@ -109,6 +109,7 @@ class _Linear:
         self._bias = torch.zeros(len(packed) * PANEL)
         if bias is not None:
             self._bias[: self._num_outputs] = bias
+        self._addresses = packed.data_ptr(), self._bias.data_ptr()
         self._compiled = _worker(bits)
         self._launch = functools.cache(functools.partial(cpu_threads.launcher, self._compiled.address))
 
@@ -121,10 +122,11 @@ class _Linear:
         y = torch.empty((num_rows, self._num_outputs), dtype=torch.bfloat16)
         if not num_rows:
             return y
-        part_rows = -(-num_rows // -(-num_rows // PART_ROWS))
+        # Pieces of equal size, of whole register tiles.
+        part_rows = -(-num_rows // (-(-num_rows // PART_ROWS) * ROWS)) * ROWS
         work = num_rows * self._num_inputs * self._num_outputs
         num_threads = torch.get_num_threads() if work > SERIAL_WORK else 1
-        per_thread = -(-scratch_bytes(part_rows, self._num_inputs) // 64) * 64
+        per_thread = scratch_bytes(part_rows, self._num_inputs)
         _CALL.pack_into(
             _workspace.record,
             0,
@@ -133,13 +135,13 @@ class _Linear:
             per_thread,
             x.data_ptr(),
             x.stride(0),
-            self._packed.data_ptr(),
-            self._bias.data_ptr(),
+            *self._addresses,
             y.data_ptr(),
             num_rows,
             part_rows,
             self._num_inputs,
             self._num_outputs,
+            num_threads,
         )
         _workspace.counters.fill(0)
         self._launch(num_threads)(_workspace.address)

@@ -45,7 +45,6 @@ from engine.attention.cpu_lanes import (
     reduce_add_four,
     span,
     splat,
-    to_bfloat16,
 )
 from engine.attention.cpu_vector import fetch_add, pointer_to
 from engine.model.weight_codes import BLOCK
@@ -79,7 +78,7 @@ _CONVERTED = _MINIMA + PANEL * 4
 """Of a block that was converted: the weights, scales and minima in float32 behind them."""
 
 NEXT, SLOT = 0, COUNTER_BYTES
-"""Byte offsets of the counters that threads share, see `cpu_call`: next piece of work, scratch handed out."""
+"""Byte offsets of the counters that threads share, see `cpu_call`: next ticket for work, scratch handed out."""
 
 FIELDS = (
     "counters",
@@ -94,6 +93,7 @@ FIELDS = (
     "part_rows",
     "num_inputs",
     "num_outputs",
+    "num_threads",
 )
 """Addresses, counts, the bytes of one thread's scratch, and the stride of the input's rows in elements."""
 
@@ -113,8 +113,8 @@ def supported() -> bool:
 
 
 def scratch_bytes(num_rows: int, num_inputs: int) -> int:
-    """That one thread needs: converted blocks, sums of outputs, sums of blocks of the input."""
-    return CHUNK * _CONVERTED + num_rows * (PANEL + -(-num_inputs // BLOCK)) * 4 + 64
+    """That one thread needs, in cache lines: converted blocks, sums of outputs, sums of blocks of the input."""
+    return CHUNK * _CONVERTED + -(-num_rows * (PANEL + -(-num_inputs // BLOCK)) * 4 // 64) * 64
 
 
 class _BFloat16(ir.Type):
@@ -139,6 +139,7 @@ _INTS = ir.VectorType(I32, LANES)
 _WORDS = ir.VectorType(I16, 2 * LANES)
 _BYTES = ir.VectorType(I8, 4 * LANES)
 _HALVES = ir.VectorType(ir.HalfType(), LANES)
+_NARROW = ir.VectorType(_BFloat16(), LANES)
 _PAIRED = ir.VectorType(_BFloat16(), 2 * LANES)
 
 _BITS = (np.arange(128, dtype=np.float32).view(np.uint32) >> 16).tolist()
@@ -442,19 +443,26 @@ def put_out(typingctx, totals, bias, y, count):
 
     def codegen(context, builder, signature, args):
         totals_, bias_, y_, count_ = args
-        shorts, mask_type = ir.VectorType(I16, LANES), ir.VectorType(ir.IntType(1), LANES)
+        bits = ir.VectorType(I16, LANES)
+        rounded = []
         for v in range(VECTORS):
-            value, added = (
-                _vector(builder, _plus(builder, address, v * 64), _VEC, align)
-                for address, align in ((totals_, 64), (bias_, 4))
+            total, added = (
+                _vector(builder, _plus(builder, address, v * 4 * LANES), _VEC) for address in (totals_, bias_)
             )
-            rounded = to_bfloat16(builder, builder.fadd(value, added))
-            left = splat(builder, builder.sub(builder.trunc(count_, I32), ir.Constant(I32, v * LANES)), LANES)
-            mask = builder.icmp_signed("<", ir.Constant(_INTS, list(range(LANES))), left)
-            place = builder.inttoptr(_plus(builder, y_, v * 2 * LANES), shorts.as_pointer())
-            signature_ = ir.FunctionType(ir.VoidType(), [shorts, place.type, I32, mask_type])
-            store = cgutils.get_or_insert_function(builder.module, signature_, "llvm.masked.store.v16i16.p0")
-            builder.call(store, [rounded, place, ir.Constant(I32, 2), mask])
+            narrow = _call(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", _NARROW, builder.fadd(total, added))
+            place = builder.inttoptr(_plus(builder, y_, v * 2 * LANES), bits.as_pointer())
+            rounded.append((builder.bitcast(narrow, bits), place))
+        with builder.if_else(builder.icmp_signed(">=", count_, _int(PANEL))) as (whole, some):
+            with whole:
+                for value, place in rounded:
+                    builder.store(value, place, align=2)
+            with some:
+                for v, (value, place) in enumerate(rounded):
+                    left = splat(builder, builder.trunc(_plus(builder, count_, -v * LANES), I32), LANES)
+                    mask = builder.icmp_signed("<", ir.Constant(_INTS, list(range(LANES))), left)
+                    _call(
+                        builder, "llvm.masked.store.v16i16.p0", ir.VoidType(), value, place, ir.Constant(I32, 2), mask
+                    )
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 4), codegen
@@ -498,22 +506,29 @@ def make_worker(bits: int) -> Any:
         blocks = -(-p.num_inputs // BLOCK)
         num_panels = -(-p.num_outputs // PANEL)
         added_up = np.int64(-1)
+        # Panels that follow one another, so that fetching ahead is not in vain; fewer at a time towards the end.
+        share = 2 * p.num_threads
+        first, left, ticket = np.int64(0), -(-p.num_rows // p.part_rows) * num_panels, np.int64(0)
         while True:
-            item = fetch_add(p.counters + NEXT, 1)
-            row = item // num_panels * p.part_rows
-            panel = item % num_panels
-            if row >= p.num_rows:
+            mine = fetch_add(p.counters + NEXT, 1)
+            while ticket < mine:
+                taken = max(left // share, 1)
+                first, left, ticket = first + taken, left - taken, ticket + 1
+            if left <= 0:
                 return
-            num_rows = min(p.part_rows, p.num_rows - row)
-            x = p.x + row * p.x_stride * 2
-            if minima and row != added_up:
+            for item in range(first, first + max(left // share, 1)):
+                row = item // num_panels * p.part_rows
+                panel = item % num_panels
+                num_rows = min(p.part_rows, p.num_rows - row)
+                x = p.x + row * p.x_stride * 2
+                if minima and row != added_up:
+                    for r in range(num_rows):
+                        add_up(x + r * p.x_stride * 2, blocks, sums + r * blocks * 4)
+                    added_up = row
+                run(p, x, num_rows, p.weights + panel * blocks * block_bytes, scratch, totals, sums)
+                output = panel * PANEL
                 for r in range(num_rows):
-                    add_up(x + r * p.x_stride * 2, blocks, sums + r * blocks * 4)
-                added_up = row
-            run(p, x, num_rows, p.weights + panel * blocks * block_bytes, scratch, totals, sums)
-            first = panel * PANEL
-            for r in range(num_rows):
-                y = p.y + ((row + r) * p.num_outputs + first) * 2
-                put_out(totals + r * PANEL * 4, p.bias + first * 4, y, p.num_outputs - first)
+                    y = p.y + ((row + r) * p.num_outputs + output) * 2
+                    put_out(totals + r * PANEL * 4, p.bias + output * 4, y, p.num_outputs - output)
 
     return worker
