@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.sizes import counted
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 _WIDE = 70
 _DEEPEST = 12
 """Levels that are drawn, the innermost."""
+_LEAST_SHARED = 16
+"""Characters that have to be the same before they are left out."""
 _LONGEST_PIECE = 64
 """Characters of one token that are looked at."""
 
@@ -92,6 +95,27 @@ def row_of(view: View, tree: PrefixTree, run: Run, look: Look) -> Row:
         counts=(run.counts[0], run.counts[1], run.counts[2]),
         text=_text_of(state, run, look.width, view.glyphs),
     )
+
+
+def told_apart(rows: list[Row], runs: list[Run], glyphs: Glyphs) -> list[Row]:
+    """The rows without the words that they begin with as the sibling above them does: what differs is what one needs.
+
+    Siblings part in the middle of a block, so that their first block may say the same but for its last tokens.
+    """
+    line_end = clean("\n", ascii_only=glyphs.ascii)
+    above: dict[Run | None, str] = {}
+    told: list[Row] = []
+    for row, run in zip(rows, runs, strict=True):
+        shared = "".join(a for a, _ in takewhile(_are_equal, zip(row.text, above.get(run.above, ""), strict=False)))
+        cut = max(len(shared.rpartition(end)[0] + end) if end in shared else 0 for end in (" ", line_end))
+        above[run.above] = row.text
+        short = f"{glyphs.ellipsis}{row.text[cut:]}"
+        told.append(row._replace(text=short) if _LEAST_SHARED <= cut < len(row.text) else row)
+    return told
+
+
+def _are_equal(characters: tuple[str, str]) -> bool:
+    return characters[0] == characters[1]
 
 
 def uses(state: PoolState, request: int, node: Node) -> bool:

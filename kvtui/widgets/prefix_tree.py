@@ -11,7 +11,7 @@ from kvtui.prefix_tree import Place, PrefixTree
 from kvtui.safe_text import clean
 from kvtui.view import Prefix, PrefixSelected, RequestSelected
 from kvtui.widgets.line_panel import LinePanel
-from kvtui.widgets.prefix_row import Look, Row, draw_heading, draw_row, row_of, uses
+from kvtui.widgets.prefix_row import Look, Row, draw_heading, draw_row, row_of, told_apart, uses
 from kvtui.widgets.wheel import WheelScrolled
 
 if TYPE_CHECKING:
@@ -154,9 +154,10 @@ class PrefixPanel(WheelScrolled, LinePanel):
         marked = (cursor or runs[0]) if self.has_focus else None
         keys: list[Hashable] = [_HEADING] if self._heading else []
         tree, folded = self.prefixes, self._folded
-        keys += [
+        drawn = [
             row_of(view, tree, run, Look(run is marked, run.nodes[0].key in folded, selected, width)) for run in runs
         ]
+        keys += told_apart(drawn, runs, view.glyphs)
         return keys
 
     # -- drawing -------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.request import SamplingParams
 from engine.simulated import simulated_engine
 from engine.trace.state import PoolState
-from kvtui.glyphs import ASCII
+from kvtui.glyphs import ASCII, UNICODE
 from kvtui.palette import load_palettes
 from kvtui.view import Prefix, PrefixSelected, RequestSelected
 from kvtui.widgets.prefix_tree import PrefixPanel
@@ -62,6 +62,23 @@ async def test_a_shared_prefix_is_one_line_with_its_users_its_hits_and_what_bran
         assert [" now " in line for line in below].count(True) == users
         assert sum("░" in line for line in below) == 5 - users
         assert str(panel.border_title).startswith(f"Prefix tree ─ {sum(panel.prefixes.counts)} blocks")
+
+
+@pytest.mark.parametrize("glyphs", [UNICODE, ASCII])
+async def test_siblings_that_begin_with_the_same_words_are_told_apart_by_those_that_follow(glyphs):
+    session = Session(num_blocks=120, block_size=16)
+    shared = "the block of the cache page and the table of it is what we look at\nand "
+    for last in ("tides", "stars", "winds"):
+        session.ask(shared + f"now please tell me of {last} and what they are made of, in many words", max_tokens=8)
+    session.run(4)
+    panel = PrefixPanel()
+    async with shown(panel, dataclasses.replace(session.view(), glyphs=glyphs), 90, 12):
+        below = [line for line in lines(panel)[2:] if line.strip()]
+        assert len(below) == 3
+        first = next(line for line in below if "tell me" in line)
+        assert below[0] is first, "the first of them says all"
+        for line in below[1:]:
+            assert re.search(rf"{re.escape(glyphs.ellipsis)}(tides|stars|winds) and what", line)
 
 
 async def test_moving_the_cursor_selects_the_blocks_and_enter_goes_to_each_request_that_uses_them():
