@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import select
+import signal
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -91,6 +93,11 @@ def driver_for(terminal: TextIO, on_leave: Callable[[], None]) -> type[Driver]:
         def __init__(self, app: App[Any], **settings: Any) -> None:
             super().__init__(app, **settings)
             self._file = _LastingFile(terminal)  # type: ignore[assignment]
+            # Textual's own handlers write in the middle of whatever they interrupt: where that was a write, they would
+            # wait for ever for the queue that it holds.
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGTSTP, self._sigtstp_application)
+            loop.add_signal_handler(signal.SIGCONT, self._sigcont_application)
 
         def _get_terminal_size(self) -> tuple[int, int]:
             try:

@@ -25,7 +25,8 @@ from kvtui.terminal import terminal_problem
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX terminal")
 
 PROGRAM = """
-import os, sys, threading, time, warnings
+import os, signal, sys, threading, time, warnings
+from textual.drivers._writer_thread import WriterThread
 from engine.config import EngineConfig
 from engine.loop import EngineLoop
 from engine.request import SamplingParams
@@ -54,6 +55,16 @@ def tick():
         time.sleep(600)
     return step()
 engine.step = tick
+if what == "continued while it writes":
+    write, writes = WriterThread.write, 0
+    def interrupted(thread, text):
+        global writes
+        writes += 1
+        with thread._queue.mutex:
+            if writes == 60:
+                os.kill(os.getpid(), signal.SIGCONT)
+        write(thread, text)
+    WriterThread.write = interrupted
 loop.start()
 code = run_app(source, theme="dark", before_exit=None if what == "silent" else lambda: print("CLOSED RECORDING"))
 sys.exit(code)
@@ -207,6 +218,18 @@ def test_a_process_that_was_stopped_and_continued_still_gives_the_terminal_back(
     drawn = len(session.output)
     while len(session.output) == drawn:
         session.read(0.2)
+    session.press(b"q")
+    assert session.end() == 0
+    session.check_given_back()
+
+
+def test_a_process_that_is_continued_in_the_middle_of_a_write_goes_on(terminal) -> None:
+    session = terminal("continued while it writes")
+    drawn_again = session.output.count(ALTERNATE_SCREEN) + 1
+    deadline = time.monotonic() + PATIENCE
+    while session.output.count(ALTERNATE_SCREEN) < drawn_again:
+        assert time.monotonic() < deadline, "it hangs"
+        session.read(0.1)
     session.press(b"q")
     assert session.end() == 0
     session.check_given_back()
