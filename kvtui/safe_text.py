@@ -120,19 +120,48 @@ def wrap(text: str, cells: int, max_lines: int, *, ascii_only: bool = False) -> 
     return lines
 
 
-def _wrap_paragraph(units: list[str], cells: int, max_lines: int, lines: list[str]) -> None:
-    """Append the lines of one paragraph until there are `max_lines`."""
+def wrap_from(paragraph: str, cells: int, *, ascii_only: bool = False) -> tuple[list[str], str]:
+    """All lines of text without a line break, wrapped as `wrap` does, and the text that the last one begins with.
+
+    Wrapping that, with more text behind it, goes on where this ends: no line but the last can change any more.
+    """
+    if not paragraph.isascii():
+        paragraph = unicodedata.normalize("NFC", paragraph)
+    units = _units(paragraph, ascii_only)
+    lines: list[str] = []
+    start = _wrap_paragraph(units, cells, len(units) + 1, lines)
+    return lines, paragraph[_character_of(paragraph, start, ascii_only) :]
+
+
+def _character_of(text: str, unit: int, ascii_only: bool) -> int:
+    """Where in a text, which is normalised, the piece with a number begins that it is drawn with."""
+    if unit == 0 or (text.isascii() and not ascii_only):
+        return unit
+    # Units of more and more of it, until there are enough: halving what is left finds the place in few tries.
+    low, high = 0, len(text)
+    while low < high:
+        middle = (low + high) // 2
+        if len(_units(text[: middle + 1], ascii_only)) > unit:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _wrap_paragraph(units: list[str], cells: int, max_lines: int, lines: list[str]) -> int:
+    """Append the lines of one paragraph until there are `max_lines`; the number of the unit that the last begins with."""
+    begins = 0
     line: list[str] = []
     used = 0
     last_space = -1
-    for unit in units:
+    for number, unit in enumerate(units):
         size = _unit_width(unit)
         if size > cells:
             continue
         # Twice where what follows the last space fills the line again: a wide character behind a word of wide ones.
         while used + size > cells:
             if len(lines) >= max_lines:
-                return
+                return begins
             if unit == " ":
                 head, line = line, []
             elif last_space >= 0:
@@ -142,7 +171,9 @@ def _wrap_paragraph(units: list[str], cells: int, max_lines: int, lines: list[st
             lines.append(_padded(head, cells))
             used = sum(map(_unit_width, line))
             last_space = -1
+            begins = number - len(line)
             if unit == " ":
+                begins = number + 1
                 break
         else:
             if unit == " ":
@@ -151,6 +182,7 @@ def _wrap_paragraph(units: list[str], cells: int, max_lines: int, lines: list[st
             used += size
     if len(lines) < max_lines:
         lines.append(_padded(line, cells))
+    return begins
 
 
 def _padded(units: list[str], cells: int) -> str:

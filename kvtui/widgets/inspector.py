@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from textual.binding import Binding
 
+from kvtui.growing_text import GrowingText
 from kvtui.own_command import inject_command
-from kvtui.safe_text import SPECIAL, clean, fit, wrap
+from kvtui.safe_text import SPECIAL, clean, fit
 from kvtui.safe_text import width as cells_of
 from kvtui.view import BlockSelected
 from kvtui.widgets.block_facts import block_rows
@@ -74,7 +75,8 @@ class Inspector(WheelScrolled, LinePanel):
         self._back = 0
         """Lines that the text is scrolled back from its end."""
         self._subject: tuple[int | None, int | None] = (None, None)
-        self._wrapped: dict[str, tuple[object, list[str]]] = {}
+        self._wrapped: tuple[object, GrowingText, GrowingText] | None = None
+        """Prompt and output of the request shown, and for which one and which width."""
         self._page: str | None = None
         """The page asked for; None shows the first one that the selection has."""
         self._life: BlockLife | None = None
@@ -96,7 +98,7 @@ class Inspector(WheelScrolled, LinePanel):
         request, block = subject = (self.subject(view), view.selected_block)
         if subject != self._subject or reset:
             self._back = 0
-            self._wrapped.clear()
+            self._wrapped = None
         if block != self._subject[1] or reset:
             if block is not None and block != self._subject[1]:
                 self._page = None  # Who picks a block wants to see its life.
@@ -280,10 +282,13 @@ class Inspector(WheelScrolled, LinePanel):
         """The lines of prompt and output that are in sight, each kind with its label on the first of them."""
         ascii_only = view.glyphs.ascii
         n = request.num_prompt_tokens
-        cells = max(1, width - LABEL)
+        cells = max(2, width - LABEL)
         key = (request.request, width, n)
-        prompt = self._wrap("prompt", key, request.pieces[:n], cells, ascii_only)
-        output = self._wrap("output", (*key, len(request.pieces)), request.pieces[n:], cells, ascii_only)
+        known = self._wrapped
+        if known is None or known[0] != key:
+            texts = (GrowingText(cells, MAX_CHARACTERS, ascii_only=ascii_only) for _ in range(2))
+            known = self._wrapped = (key, *texts)
+        prompt, output = known[1].follow(request.pieces[:n]), known[2].follow(request.pieces, n)
         if not self.has_focus and len(prompt) + len(output) > room:
             # Nobody scrolls here: show the end of both, and of the output most.
             most = max(room // 3 if output else 1, room - len(output), 0)
@@ -300,15 +305,6 @@ class Inspector(WheelScrolled, LinePanel):
             rows.append(((label, looks[0]), (line, looks[1])))
             labelled = kind
         return rows
-
-    def _wrap(self, name: str, key: object, pieces: list[str], cells: int, ascii_only: bool) -> list[str]:
-        known = self._wrapped.get(name)
-        if known is not None and known[0] == key:
-            return known[1]
-        text = "".join(_tail(pieces, MAX_CHARACTERS)).strip()
-        lines = wrap(text, cells, MAX_CHARACTERS, ascii_only=ascii_only) if text else []
-        self._wrapped[name] = (key, lines)
-        return lines
 
     def draw(self, view: View, key: Row, width: int) -> Strip:  # type: ignore[override]
         """One row of spans; where it is cut, an ellipsis says so."""
@@ -410,13 +406,3 @@ def _ending(lines: list[str], most: int, cells: int, view: View) -> list[str]:
         first = view.glyphs.ellipsis + rest.rstrip()
     first = fit(first, cells, ascii_only=view.glyphs.ascii)
     return [first, *lines[len(lines) - most + 1 :]]
-
-
-def _tail(pieces: list[str], most: int) -> list[str]:
-    """The last pieces that come to at most so many characters."""
-    size = 0
-    for i in range(len(pieces) - 1, -1, -1):
-        size += len(pieces[i])
-        if size > most:
-            return pieces[i + 1 :]
-    return pieces
