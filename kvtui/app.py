@@ -21,6 +21,7 @@ from kvtui.on_terminal import run_on_terminal
 from kvtui.pace import BEST_SECONDS, MOST_BESIDE_A_MODEL, MOST_OF_A_CORE, Pace
 from kvtui.paint import Painter
 from kvtui.palette import ThemeError
+from kvtui.queue_head import QueueHead
 from kvtui.screens.main import MainScreen
 from kvtui.screens.turns import BAR_SECONDS
 from kvtui.terminal import pending_writes, terminal_problem
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from textual.driver import Driver
     from textual.screen import Screen
 
-    from engine.trace.state import PoolState
     from kvtui.capture_output import OutputCapture
     from kvtui.settings import Settings
     from kvtui.sources.source import Source
@@ -103,8 +103,7 @@ class KvtuiApp(Actions):
         self._selected_block: int | None = None
         self._selected_prefix: Prefix | None = None
         self.marks_next = False
-        self._next_of: tuple[PoolState, int] | None = None
-        self._next: tuple[int, ...] = ()
+        self._queue = QueueHead()
         self._generation = source.generation if source.position < 0 else -1
         """Of the last picture; one that begins in the middle of a trace has the steps before it to read."""
         rate = settings.frame_rate if settings is not None else None
@@ -287,22 +286,12 @@ class KvtuiApp(Actions):
             selected_block=self._selected_block,
             selected_prefix=self._selected_prefix.key if self._selected_prefix is not None else None,
             selected_blocks=self._selected_prefix.blocks_in(state) if self._selected_prefix is not None else (),
-            next_blocks=self._next_blocks(state),
+            next_blocks=tuple(self._queue.first(state, NEXT_BLOCKS)) if self.marks_next else (),
             running=frozenset(member[0] for member in last.batch) if last is not None else frozenset(),
             listen_url=self.listen_url,
             names=self.names,
             mark_kinds=self.mark_kinds,
         )
-
-    def _next_blocks(self, state: PoolState) -> tuple[int, ...]:
-        """The blocks that are to be marked as taken next: looked for once a step, since all of the pool is asked."""
-        if not self.marks_next:
-            self._next_of = None
-            return ()
-        if self._next_of != (state, state.step):
-            self._next_of = (state, state.step)
-            self._next = tuple(state.free_queue(NEXT_BLOCKS).tolist())
-        return self._next
 
     # -- selection --------------------------------------------------------------------------------------------------
 

@@ -149,7 +149,7 @@ def _character_of(text: str, unit: int, ascii_only: bool) -> int:
 
 
 def _wrap_paragraph(units: list[str], cells: int, max_lines: int, lines: list[str]) -> int:
-    """Append the lines of one paragraph until there are `max_lines`; the number of the unit that the last begins with."""
+    """Append the lines of one paragraph until there are `max_lines`; which unit the last one begins with."""
     begins = 0
     line: list[str] = []
     used = 0

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import TYPE_CHECKING
+
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvtui import growing_text
 from kvtui.growing_text import GrowingText
 from kvtui.safe_text import wrap
+
+if TYPE_CHECKING:
+    import pytest
 
 PIECE = st.one_of(
     st.text(st.sampled_from("ab \n\r\t字é👩‍"), max_size=6),

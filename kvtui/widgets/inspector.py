@@ -13,6 +13,7 @@ from textual.binding import Binding
 
 from kvtui.growing_text import GrowingText
 from kvtui.own_command import inject_command
+from kvtui.queue_head import QueueHead
 from kvtui.safe_text import SPECIAL, clean, fit
 from kvtui.safe_text import width as cells_of
 from kvtui.view import BlockSelected
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from textual.strip import Strip
 
     from engine.trace.events import StepTrace
-    from engine.trace.state import PoolState, RequestState
+    from engine.trace.state import RequestState
     from kvtui.view import View
 
 LINGER_SECONDS = 2.5
@@ -51,8 +52,6 @@ _LISTS = (LIFE, DECISIONS, NEXT)
 _WRAPS_FROM_HEIGHT = 5
 _STEP_FROM_HEIGHT = 9
 _ONE_LINE = 1000
-_LARGE_POOL = 65_536
-_QUEUE_SECONDS = 0.5
 
 
 class Inspector(WheelScrolled, LinePanel):
@@ -88,7 +87,7 @@ class Inspector(WheelScrolled, LinePanel):
         """Lines in front of the list."""
         self._list_room = 0
         self._comes_back = False
-        self._found_queue: tuple[float, PoolState | None, list[int]] = (0.0, None, [])
+        self._queue = QueueHead()
 
     # -- whom it is about ----------------------------------------------------------------------------------------
 
@@ -190,7 +189,8 @@ class Inspector(WheelScrolled, LinePanel):
         if page == STEP:
             return step_rows(view, width)[:height]
         if page == NEXT:
-            return self._list_rows(view, queue_heading(view, width), queue_entries(view, self._queue(view)), height)
+            queue = self._queue.first(view.state, QUEUE)
+            return self._list_rows(view, queue_heading(view, width), queue_entries(view, queue), height)
         if page == LIFE and view.selected_block is not None:
             return self._life_rows(view, view.selected_block, width, height)
         subject = self.subject(view)
@@ -198,15 +198,6 @@ class Inspector(WheelScrolled, LinePanel):
         if page == DECISIONS and request is not None:
             return self._decision_rows(view, request, width, height)
         return self._request_page(view, request, width, height)
-
-    def _queue(self, view: View) -> list[int]:
-        """The head of the free queue; of a large pool not found anew in every frame."""
-        header, now = view.state.header, self._clock()
-        found_at, state, queue = self._found_queue
-        if state is not view.state or header.num_blocks <= _LARGE_POOL or now - found_at > _QUEUE_SECONDS:
-            queue = view.state.free_queue(QUEUE).tolist()
-            self._found_queue = (now, view.state, queue)
-        return queue
 
     def _request_page(self, view: View, request: RequestState | None, width: int, height: int) -> list[Row]:
         """The facts on top, the text below them, its end in sight."""
