@@ -35,14 +35,15 @@ class QueueHead:
         if state is not self._state or state.step < self._step:
             self._find(state, most)
         else:
-            blocks = self._blocks
-            stay = (state.refs[blocks] == 0) & (state.free_order[blocks] == self._stamps)
+            kept = self._blocks
+            stay = (state.refs[kept] == 0) & (state.free_order[kept] == self._stamps)
             if not stay.all():
-                self._blocks, self._stamps = blocks[stay], self._stamps[stay]
+                self._blocks, self._stamps = kept[stay], self._stamps[stay]
             if len(self._blocks) < min(most, state.cached + state.free):
                 self._find(state, most)
         self._step = state.step
-        return self._blocks[: max(0, most)].tolist()
+        blocks: list[int] = self._blocks[: max(0, most)].tolist()
+        return blocks
 
     def _find(self, state: PoolState, most: int) -> None:
         self._state = state

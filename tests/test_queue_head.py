@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
+from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
@@ -13,6 +13,9 @@ from engine.simulated import simulated_engine
 from engine.trace.state import PoolState
 from kvtui import queue_head
 from kvtui.queue_head import QueueHead
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @pytest.mark.parametrize("kept", [1, 5, 4096])

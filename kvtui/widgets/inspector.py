@@ -277,8 +277,8 @@ class Inspector(WheelScrolled, LinePanel):
         key = (request.request, width, n)
         known = self._wrapped
         if known is None or known[0] != key:
-            texts = (GrowingText(cells, MAX_CHARACTERS, ascii_only=ascii_only) for _ in range(2))
-            known = self._wrapped = (key, *texts)
+            texts = [GrowingText(cells, MAX_CHARACTERS, ascii_only=ascii_only) for _ in range(2)]
+            known = self._wrapped = (key, texts[0], texts[1])
         prompt, output = known[1].follow(request.pieces[:n]), known[2].follow(request.pieces, n)
         if not self.has_focus and len(prompt) + len(output) > room:
             # Nobody scrolls here: show the end of both, and of the output most.
