@@ -105,6 +105,8 @@ TAGS = {4: np.uint8(0), 8: np.int8(0), 16: np.uint16(0)}
 BLOCK_BYTES = {4: PANEL * (4 + PAIRS), 8: PANEL * (2 + BLOCK), 16: PANEL * 2 * BLOCK}
 """Of a block of a panel."""
 
+_PLAIN_BYTES = BLOCK_BYTES[16]
+
 
 def supported() -> bool:
     """Whether this processor has the instructions."""
@@ -468,35 +470,37 @@ def put_out(typingctx, totals, bias, y, count):
     return types.void(*[types.int64] * 4), codegen
 
 
+@_compiled
+def _run(p, tag, block_bytes, x, num_rows, weights, scratch, totals, sums):
+    """Totals of some rows by a panel."""
+    blocks = -(-p.num_inputs // BLOCK)
+    coded = block_bytes != _PLAIN_BYTES
+    # Few rows leave nothing in the scratch.
+    most = CHUNK if num_rows > ROWS else blocks
+    for start in range(0, blocks, most):
+        count = min(most, blocks - start)
+        if not coded:
+            count = min(count * PAIRS, p.num_inputs // 2 - start * PAIRS)
+        multiply(
+            tag,
+            num_rows,
+            np.int64(start == 0),
+            x + start * BLOCK * 2,
+            p.x_stride,
+            weights + start * block_bytes,
+            count,
+            sums + start * 4,
+            blocks,
+            totals,
+            scratch,
+        )
+
+
 def make_worker(bits: int) -> Any:
     """The worker of a form of weights, still Python: it works on the call whose `PARAMS` are at an address."""
-    tag = TAGS[bits]
-    block_bytes = BLOCK_BYTES[bits]
-    coded, minima = bits != 16, bits == 4
-
-    @_compiled
-    def run(p, x, num_rows, weights, scratch, totals, sums):
-        """Totals of some rows by a panel."""
-        blocks = -(-p.num_inputs // BLOCK)
-        # Few rows leave nothing in the scratch.
-        most = CHUNK if num_rows > ROWS else blocks
-        for start in range(0, blocks, most):
-            count = min(most, blocks - start)
-            if not coded:
-                count = min(count * PAIRS, p.num_inputs // 2 - start * PAIRS)
-            multiply(
-                tag,
-                num_rows,
-                np.int64(start == 0),
-                x + start * BLOCK * 2,
-                p.x_stride,
-                weights + start * block_bytes,
-                count,
-                sums + start * 4,
-                blocks,
-                totals,
-                scratch,
-            )
+    # Nothing compiled among what the worker encloses: such a thing is another one in every process, and what Numba has
+    # kept of the worker would never be found again.
+    tag, block_bytes, minima = TAGS[bits], BLOCK_BYTES[bits], bits == 4
 
     def worker(address):
         p = carray(pointer_to(address), 1, PARAMS)[0]
@@ -525,7 +529,7 @@ def make_worker(bits: int) -> Any:
                     for r in range(num_rows):
                         add_up(x + r * p.x_stride * 2, blocks, sums + r * blocks * 4)
                     added_up = row
-                run(p, x, num_rows, p.weights + panel * blocks * block_bytes, scratch, totals, sums)
+                _run(p, tag, block_bytes, x, num_rows, p.weights + panel * blocks * block_bytes, scratch, totals, sums)
                 output = panel * PANEL
                 for r in range(num_rows):
                     y = p.y + ((row + r) * p.num_outputs + output) * 2

@@ -187,45 +187,48 @@ def multiply_codes(typingctx, tag, num_rows, x, x_stride, panel, block_bytes, co
     return types.void(tag, num_rows, *([types.int64] * 7)), codegen
 
 
+@_compiled
+def _run(p, tag, panel, scratch):
+    blocks = -(-p.num_inputs // BLOCK)
+    y_stride = p.num_panels * PANEL
+    source = p.weights + panel * blocks * p.block_bytes
+    y = p.y + panel * PANEL * 4
+    if p.num_rows == 1:
+        multiply_codes(tag, 1, p.x, p.x_stride, source, p.block_bytes, p.num_inputs, y, y_stride)
+        return
+    if p.num_rows == 2:
+        multiply_codes(tag, 2, p.x, p.x_stride, source, p.block_bytes, p.num_inputs, y, y_stride)
+        return
+    for start in range(0, blocks, CHUNK):
+        stop = min(start + CHUNK, blocks)
+        for block in range(start, stop):
+            expand(tag, source + block * p.block_bytes, scratch + (block - start) * BLOCK * PANEL * 4)
+        count = min(stop * BLOCK, p.num_inputs) - start * BLOCK
+        first = np.int64(start == 0)
+        row = 0
+        while row < p.num_rows:
+            x = p.x + (row * p.x_stride + start * BLOCK) * 4
+            y = p.y + (row * y_stride + panel * PANEL) * 4
+            left = p.num_rows - row
+            if ROWS == 6 and left >= 6:
+                multiply(6, first, x, p.x_stride, scratch, count, y, y_stride)
+                row += 6
+            elif left >= 3:
+                multiply(3, first, x, p.x_stride, scratch, count, y, y_stride)
+                row += 3
+            elif left == 2:
+                multiply(2, first, x, p.x_stride, scratch, count, y, y_stride)
+                row += 2
+            else:
+                multiply(1, first, x, p.x_stride, scratch, count, y, y_stride)
+                row += 1
+
+
 def make_worker(tag: Any) -> Any:
     """The worker of a form of weights, still Python: it works on the call whose `PARAMS` are at an address."""
 
-    @_compiled
-    def run(p, panel, scratch):
-        blocks = -(-p.num_inputs // BLOCK)
-        y_stride = p.num_panels * PANEL
-        source = p.weights + panel * blocks * p.block_bytes
-        y = p.y + panel * PANEL * 4
-        if p.num_rows == 1:
-            multiply_codes(tag, 1, p.x, p.x_stride, source, p.block_bytes, p.num_inputs, y, y_stride)
-            return
-        if p.num_rows == 2:
-            multiply_codes(tag, 2, p.x, p.x_stride, source, p.block_bytes, p.num_inputs, y, y_stride)
-            return
-        for start in range(0, blocks, CHUNK):
-            stop = min(start + CHUNK, blocks)
-            for block in range(start, stop):
-                expand(tag, source + block * p.block_bytes, scratch + (block - start) * BLOCK * PANEL * 4)
-            count = min(stop * BLOCK, p.num_inputs) - start * BLOCK
-            first = np.int64(start == 0)
-            row = 0
-            while row < p.num_rows:
-                x = p.x + (row * p.x_stride + start * BLOCK) * 4
-                y = p.y + (row * y_stride + panel * PANEL) * 4
-                left = p.num_rows - row
-                if ROWS == 6 and left >= 6:
-                    multiply(6, first, x, p.x_stride, scratch, count, y, y_stride)
-                    row += 6
-                elif left >= 3:
-                    multiply(3, first, x, p.x_stride, scratch, count, y, y_stride)
-                    row += 3
-                elif left == 2:
-                    multiply(2, first, x, p.x_stride, scratch, count, y, y_stride)
-                    row += 2
-                else:
-                    multiply(1, first, x, p.x_stride, scratch, count, y, y_stride)
-                    row += 1
-
+    # Nothing compiled among what the worker encloses: such a thing is another one in every process, and what Numba has
+    # kept of the worker would never be found again.
     def worker(address):
         p = carray(pointer_to(address), 1, PARAMS)[0]
         scratch = p.scratch + fetch_add(p.counters + SLOT, 1) * CHUNK * BLOCK * PANEL * 4
@@ -233,6 +236,6 @@ def make_worker(tag: Any) -> Any:
             panel = fetch_add(p.counters + NEXT, 1)
             if panel >= p.num_panels:
                 return
-            run(p, panel, scratch)
+            _run(p, tag, panel, scratch)
 
     return worker

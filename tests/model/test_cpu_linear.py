@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 
+import numba
 import pytest
 import torch
 from coded_weights import eight_bits, four_bits, of_bfloat16
 from test_greedy_equality import GREEDY, prompt_of
 from tiny_models import engine_over, fresh_model, run
 
+from engine.attention.cpu_compile import Compiled
+from engine.model import cpu_bfloat16_kernel, cpu_linear_kernel
 from engine.model.cpu_linear import bfloat16_linear, exact_linear
-from engine.model.projection import make_exact_projection
+from engine.model.cpu_linear_kernel import BITS
+from engine.model.projection import make_exact_projection, multiplies_bfloat16
 
 FORMS = pytest.mark.parametrize("make", [four_bits, eight_bits, of_bfloat16])
 
@@ -93,6 +97,25 @@ def test_bias_and_rows_that_lie_apart(make) -> None:
     for x in (wide[:, 3:67], wide[:, ::2][:, :64], rows(64, 5).T[:, :64]):
         check(layer(x), x, weight, bias)
     assert layer(rows(0, 64)).shape == (0, 96)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: cpu_linear_kernel.make_worker(BITS[4]),
+        pytest.param(
+            lambda: cpu_bfloat16_kernel.make_worker(16),
+            marks=pytest.mark.skipif(not multiplies_bfloat16(), reason="this processor does not multiply bfloat16"),
+        ),
+    ],
+    ids=["float32", "bfloat16"],
+)
+def test_a_worker_is_compiled_once_and_then_found(make, monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("KVTUI_CACHE", str(tmp_path))
+    monkeypatch.setattr(numba.config, "CACHE_DIR", "")
+    for _ in range(2):
+        Compiled(make)
+        assert len(list(tmp_path.glob("**/*.nbc"))) == 1
 
 
 def test_inputs_that_do_not_fit_are_refused() -> None:
