@@ -26,11 +26,14 @@ from typing import Any
 import numpy as np
 from numba import carray, njit
 
+from engine.attention import cpu_pairs
 from engine.attention.cpu_compile import OPTIONS
 from engine.attention.cpu_lanes import LANES
+from engine.attention.cpu_pair_kernel import attend_pairs
 from engine.attention.cpu_params import (
     ATTEND_AND_WRITE,
     CURSOR,
+    FEW_PAIR_ROWS,
     GATHER,
     PARAMS,
     SLOT,
@@ -40,9 +43,17 @@ from engine.attention.cpu_params import (
     WRITE,
     WRITE_ROWS,
 )
+from engine.attention.cpu_rows import fetch_query, first_sums, write_rows
+from engine.attention.cpu_tables import (
+    copy_scales,
+    first_seen,
+    item_of,
+    list_next_lines,
+    locate,
+    table_of,
+)
 from engine.attention.cpu_vector import (
     convert_row,
-    copy_bytes,
     element_size,
     exp_row,
     fetch_add,
@@ -50,10 +61,7 @@ from engine.attention.cpu_vector import (
     fill_offsets,
     max_row,
     multiply_row,
-    norm_row,
     pointer_to,
-    put_row,
-    rotate_row,
     scale_row,
     scores,
     softcap_row,
@@ -66,36 +74,6 @@ _NEG_INF = np.float32(-np.inf)
 _ZERO = np.float32(0.0)
 _ONE = np.float32(1.0)
 _F32 = np.float32(0.0)  # the tag of float32 elements
-
-
-@_compiled
-def _locate(p, size, table, start, count, shift, target, index):
-    """Offsets, in bytes, of positions start to start + count - 1 from position 0 of block 0, plus a shift."""
-    block = start // p.block_size
-    slot = start - block * p.block_size
-    step = p.head_dim * size
-    while count > 0:
-        n = min(count, p.block_size - slot)
-        fill_offsets(target, index, n, table[block] * p.block_stride * size + slot * step + shift, step)
-        index += n
-        count -= n
-        block += 1
-        slot = 0
-
-
-@_compiled
-def _copy_scales(p, table, start, count, first, target):
-    """Scales of positions start to start + count - 1 of a head, whose first one in block 0 is number `first`."""
-    block = start // p.block_size
-    slot = start - block * p.block_size
-    stride = p.block_stride // p.head_dim
-    while count > 0:
-        n = min(count, p.block_size - slot)
-        copy_bytes(target, p.scales + (table[block] * stride + first + slot) * 4, n * 4)
-        target += n * 4
-        count -= n
-        block += 1
-        slot = 0
 
 
 @_compiled
@@ -153,65 +131,9 @@ def _begin(p, tag, rows, first_row, first_pos, head, q, acc, stats):
     fill(q, rows * p.width, spare * p.width, _ZERO)
     for r in range(rows):
         query_head = head * p.group + r % p.group
-        source = (first_row + r // p.group) * p.query_token_stride + query_head * p.query_head_stride
-        target = q + r * p.width * 4
-        factor = p.scale if p.rotary == 0 else _ONE
-        convert_row(tag, p.query + source * element_size(tag), target, p.head_dim, p.width, factor)
-        if p.rotary != 0:
-            if p.query_norm != 0:
-                norm_row(tag, target, p.head_dim, p.query_norm, p.query_eps)
-            angles = p.rotary + (first_pos + r // p.group) * p.head_dim * 4
-            rotate_row(target, angles, p.head_dim, p.scale)
-        maxima[r] = _NEG_INF
-        sums[r] = _ZERO
-        if p.sinks != 0:
-            maxima[r] = carray(pointer_to(p.sinks), query_head + 1, np.float32)[query_head]
-            sums[r] = _ONE
-
-
-@_compiled
-def _item(p, ticket):
-    """What a ticket stands for: sequence, first row, rows, position of the first, first KV head."""
-    head_groups = p.num_kv_heads // p.heads_per_item
-    item = carray(pointer_to(p.items), (p.num_items, 3), np.int32)[ticket // head_groups]
-    seq, first_row, num_queries = np.int64(item[0]), np.int64(item[1]), np.int64(item[2])
-    starts = carray(pointer_to(p.query_start_loc), seq + 2, np.int32)
-    seq_len = np.int64(carray(pointer_to(p.seq_lens), seq + 1, np.int32)[seq])
-    first_pos = seq_len - starts[seq + 1] + first_row
-    return seq, first_row, num_queries, first_pos, (ticket % head_groups) * p.heads_per_item
-
-
-@_compiled
-def _table(p, seq):
-    return carray(pointer_to(p.block_table + seq * p.table_stride * 4), p.table_stride, np.int32)
-
-
-@_compiled
-def _first_seen(p, position):
-    return max(0, position - p.window + 1) if p.window > 0 else 0
-
-
-@_compiled
-def _list_lines(p, size, table, start, count, first_head, num_heads, lines, room):
-    """Offsets of the cache lines that hold keys of positions and heads, in the order in which memory has them.
-
-    At most `room` of them; the rest of the list is offset 0.
-    """
-    line = 0
-    block = start // p.block_size
-    slot = start - block * p.block_size
-    step = p.head_dim * size
-    while count > 0 and line < room:
-        n = min(count, p.block_size - slot)
-        at = table[block] * p.block_stride * size + slot * step
-        for head in range(first_head, first_head + num_heads):
-            several = max(0, min((n * step + 63) // 64, room - line))
-            fill_offsets(lines, line, several, at + head * p.block_size * step, 64)
-            line += several
-        count -= n
-        block += 1
-        slot = 0
-    fill_offsets(lines, line, room - line, 0, 0)
+        query = r // p.group
+        fetch_query(p, tag, first_row + query, first_pos + query, query_head, p.scale, q + r * p.width * 4)
+        maxima[r], sums[r] = first_sums(p, query_head)
 
 
 @_compiled
@@ -247,22 +169,16 @@ def _attend(p, tag, cache_tag, table, first_row, first_pos, num_queries, first_h
     if not direct:
         fill_offsets(in_scratch, 0, GATHER, 0, p.width * 4)
     stop = first_pos + num_queries
-    start = _first_seen(p, first_pos)
+    start = first_seen(p, first_pos)
     while start < stop:
         end = min(start + tile, stop)
         n = end - start
         padded = (n + LANES - 1) // LANES * LANES
-        _locate(p, size, table, start, n, 0, offsets, 0)
+        locate(p, size, table, start, n, 0, offsets, 0)
         head_lines = n * p.head_dim * size // 64
         if direct:
             room = min((last_head - first_head) * head_lines + 2, p.max_lines)
-            next_table, begin, last, head = table, end, stop, first_head
-            if end == stop:
-                # Nobody knows who will do which item: the next one that is free is most likely this thread's next.
-                ticket = min(fetch_add(p.counters + CURSOR, 0), p.num_tickets - 1)
-                seq, _, queries, position, head = _item(p, ticket)
-                next_table, begin, last = _table(p, seq), _first_seen(p, position), position + queries
-            _list_lines(p, size, next_table, begin, min(tile, last - begin), head, last_head - first_head, lines, room)
+            list_next_lines(p, size, table, end, stop, tile, first_head, last_head - first_head, 1, lines, room)
         for head in range(first_head, last_head):
             i = (head - first_head) * TILE_ROWS
             q, acc = all_q + i * p.width * 4, all_acc + i * p.width * 4
@@ -270,8 +186,8 @@ def _attend(p, tag, cache_tag, table, first_row, first_pos, num_queries, first_h
             keys = all_keys + head * head_bytes
             if p.scales != 0:
                 first_scale = p.layer_offset // p.head_dim + head * p.block_size
-                _copy_scales(p, table, start, n, first_scale, key_scales)
-                _copy_scales(p, table, start, n, first_scale + p.num_kv_heads * p.block_size, value_scales)
+                copy_scales(p, table, start, n, first_scale, key_scales)
+                copy_scales(p, table, start, n, first_scale + p.num_kv_heads * p.block_size, value_scales)
             if direct:
                 soon = lines + (head - first_head) * head_lines * 8
                 scores(cache_tag, 1, rows, q, keys, offsets, n, p.width, weights, TILE_KV, all_keys, soon)
@@ -314,43 +230,14 @@ def _attend(p, tag, cache_tag, table, first_row, first_pos, num_queries, first_h
             store_row(tag, acc, p.out + target * p.head_dim * out_size, p.head_dim, _ONE / sums[i + r])
 
 
-@_compiled
-def _write(p, tag, cache_tag, first_row, last_row, first_head, last_head, floats):
-    """Put keys and values of rows and KV heads into their slots; the ends are exclusive.
-
-    A row passes through `width` floats of scratch, where a key gets its norm and its position.
-    """
-    slots = carray(pointer_to(p.slot_mapping), p.num_tokens, np.int64)
-    size, cache_size = element_size(tag), element_size(cache_tag)
-    for row in range(first_row, last_row):
-        slot = slots[row]
-        if slot < 0:
-            continue
-        at = (slot // p.block_size) * p.block_stride + p.layer_offset + (slot % p.block_size) * p.head_dim
-        for head in range(first_head, last_head):
-            source = p.key + (row * p.key_token_stride + head * p.key_head_stride) * size
-            to = at + head * p.block_size * p.head_dim
-            for is_value in range(2):
-                if is_value:
-                    source = p.value + (row * p.value_token_stride + head * p.value_head_stride) * size
-                    to += p.num_kv_heads * p.block_size * p.head_dim
-                convert_row(tag, source, floats, p.head_dim, p.width, _ONE)
-                if p.rotary != 0 and not is_value:
-                    if p.key_norm != 0:
-                        norm_row(tag, floats, p.head_dim, p.key_norm, p.key_eps)
-                    position = carray(pointer_to(p.positions), p.num_tokens, np.int64)[row]
-                    rotate_row(floats, p.rotary + position * p.head_dim * 4, p.head_dim, _ONE)
-                scale = put_row(cache_tag, floats, p.cache + to * cache_size, p.head_dim)
-                if p.scales != 0:
-                    carray(pointer_to(p.scales + to // p.head_dim * 4), 1, np.float32)[0] = scale
-
-
 def make_worker(tag: Any, cache_tag: Any) -> Any:
     """The worker of an element type and a cache's, still Python: it works on the call whose `PARAMS` are at an address.
 
     Numba generates machine code for each function once more in every function above it: what is long is called from one
     place.
     """
+    # A constant for Numba, which then leaves the other branch out.
+    pairs = cpu_pairs.supported() and tag.dtype == cache_tag.dtype == np.uint16
 
     def worker(address):
         p = carray(pointer_to(address), 1, PARAMS)[0]
@@ -361,19 +248,23 @@ def make_worker(tag: Any, cache_tag: Any) -> Any:
                 if first_row >= p.num_tokens:
                     return
                 last_row = min(first_row + WRITE_ROWS, p.num_tokens)
-                _write(p, tag, cache_tag, first_row, last_row, 0, p.num_kv_heads, scratch)
+                write_rows(p, tag, cache_tag, first_row, last_row, 0, p.num_kv_heads, scratch)
 
         while True:
             ticket = fetch_add(p.counters + CURSOR, 1)
             if ticket >= p.num_tickets:
                 return
-            seq, first_row, num_queries, first_pos, first_head = _item(p, ticket)
+            seq, first_row, num_queries, first_pos, first_head = item_of(p, ticket)
             last_head = first_head + p.heads_per_item
             if p.phase == ATTEND_AND_WRITE:
-                _write(p, tag, cache_tag, first_row, first_row + num_queries, first_head, last_head, scratch)
-            few = num_queries * p.group <= TILE_ROWS and p.width == p.head_dim
-            together = p.heads_per_item if few else 1
-            table = _table(p, seq)
+                write_rows(p, tag, cache_tag, first_row, first_row + num_queries, first_head, last_head, scratch)
+            rows, table = num_queries * p.group, table_of(p, seq)
+            if pairs and p.pairs != 0:
+                together = p.heads_per_item if rows <= FEW_PAIR_ROWS else 1
+                for head in range(first_head, last_head, together):
+                    attend_pairs(p, tag, table, first_row, first_pos, num_queries, head, head + together, scratch)
+                continue
+            together = p.heads_per_item if rows <= TILE_ROWS and p.width == p.head_dim else 1
             for head in range(first_head, last_head, together):
                 _attend(p, tag, cache_tag, table, first_row, first_pos, num_queries, head, head + together, scratch)
 

@@ -26,6 +26,15 @@ TILE_FEW = 64
 FEW_BYTES = 64 << 10
 """Of a tile's keys, of the heads that are taken together: with its values and the next tile they fit there."""
 
+PAIR_HEIGHT = 6
+"""Rows of a register tile of products of pairs (`cpu_pairs`): 6 with 4 vectors of columns fill 24 of 32 registers."""
+
+PAIR_ROWS = 96
+"""Rows of one item with products of pairs: for all of them keys and values are laid out once."""
+
+FEW_PAIR_ROWS = 12
+"""Up to so many rows the heads of a tile are taken together, as it lies in memory."""
+
 WRITE_ROWS = 16
 """Rows whose keys and values are written as one piece."""
 
@@ -81,6 +90,7 @@ OF_STEP = (
     "scratch_stride",
     "max_rows",
     "max_lines",
+    "pairs",
 )
 """What all layers of a step share."""
 
@@ -92,10 +102,10 @@ PARAMS = np.dtype(
     + [(name, np.int64) for name in OF_STEP]
 )
 """The record. Strides and offsets are in elements; `width` is head_dim rounded up to whole vectors; 0 stands for no
-scales, no sinks, no window, no soft cap, no rotary positions and no norms before them; `rotary` is float32
-`[positions, head_dim]`, of each position the cosines of its angles and then the sines; `positions` is int64
-`[num_tokens]`; norms' weights are of the queries' type; `items` is int32 `[num_items, 3]`: sequence, first row,
-number of rows."""
+scales, no sinks, no window, no soft cap, no rotary positions and no norms before them, and no products of pairs of
+bfloat16; `rotary` is float32 `[positions, head_dim]`, of each position the cosines of its angles and then the sines;
+`positions` is int64 `[num_tokens]`; norms' weights are of the queries' type; `items` is int32 `[num_items, 3]`:
+sequence, first row, number of rows."""
 
 CALL = struct.Struct(f"={len(OF_CALL)}q{len(_FLOATS)}f")
 """How the front of the record is packed, in one go: setting fields one by one would take longer than a small batch."""
@@ -105,7 +115,7 @@ STEP = struct.Struct(f"={len(OF_STEP)}q")
 
 
 def lines_of(heads: int, width: int) -> int:
-    """Cache lines of a tile's keys that are fetched in advance, at most: of elements of 4 bytes, and some to spare."""
+    """Cache lines of a tile that are fetched in advance, at most: of its keys, or of keys and values of 2 bytes."""
     return heads * TILE_FEW * width * 4 // 64 + 64
 
 
@@ -113,7 +123,15 @@ def scratch_floats(max_rows: int, width: int, max_lines: int) -> int:
     """Floats of one thread's scratch, in this order.
 
     Offsets of a tile's positions, of lines to fetch and of gathered positions (int64), queries, accumulators, scores,
-    running maxima and sums,
-    scales of a tile's keys and values, gathered positions.
+    running maxima and sums, scales of a tile's keys and values, gathered positions.
     """
     return 2 * (TILE_KV + max_lines + GATHER) + max_rows * (2 * width + TILE_KV + 2) + 2 * TILE_KV + GATHER * width
+
+
+def pair_scratch_floats(max_rows: int, width: int, max_lines: int) -> int:
+    """The same with products of pairs.
+
+    Offsets of a tile's positions and of lines to fetch (int64), queries (bfloat16), accumulators, weights and what is
+    left of them (bfloat16), scores, keys or values laid out anew (bfloat16), running maxima and sums.
+    """
+    return 2 * (TILE_FEW + max_lines) + max_rows * (width // 2 + width + 2 * TILE_FEW + 2) + TILE_FEW * width // 2

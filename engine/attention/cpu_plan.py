@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from engine.attention import cpu_threads
+from engine.attention import cpu_pairs, cpu_threads
 from engine.attention.cpu_call import SERIAL_WORK, Workspace
 from engine.attention.cpu_compile import TAGS, Compiled
 from engine.attention.cpu_lanes import LANES
@@ -22,13 +22,17 @@ from engine.attention.cpu_params import (
     ATTEND_AND_WRITE,
     CALL,
     FEW_BYTES,
+    FEW_PAIR_ROWS,
     MAX_ROWS,
+    PAIR_HEIGHT,
+    PAIR_ROWS,
     PARAMS,
     STEP,
     TILE_FEW,
     TILE_ROWS,
     WRITE,
     lines_of,
+    pair_scratch_floats,
     scratch_floats,
 )
 from engine.attention.metadata import positions_of
@@ -46,9 +50,13 @@ _OF_CACHES = (torch.bfloat16, torch.int8, torch.float8_e4m3fn)
 
 @functools.cache
 def _compiled(dtype: torch.dtype, cache_dtype: torch.dtype) -> Compiled:
-    from engine.attention import cpu_kernel, cpu_params
+    from engine.attention import cpu_kernel, cpu_params, cpu_rows, cpu_tables
+    from engine.attention import cpu_pair_kernel as pair_kernel
+    from engine.attention import cpu_pair_products as pair_products
+    from engine.attention import cpu_pair_softmax as pair_softmax
 
-    return Compiled(lambda: cpu_kernel.make_worker(TAGS[dtype], TAGS[cache_dtype]), cpu_kernel, cpu_params)
+    modules = cpu_kernel, cpu_rows, cpu_tables, cpu_params, cpu_pairs, pair_kernel, pair_products, pair_softmax
+    return Compiled(lambda: cpu_kernel.make_worker(TAGS[dtype], TAGS[cache_dtype]), *modules)
 
 
 def warmup(dtype: torch.dtype, cache_dtype: torch.dtype | None = None) -> float:
@@ -72,6 +80,17 @@ def warmup(dtype: torch.dtype, cache_dtype: torch.dtype | None = None) -> float:
                 f"the CPU attention does not know {what}{each}: use one of {names}, or the reference attention"
             )
     return _compiled(dtype, cache_dtype).seconds
+
+
+def multiplies_pairs(dtype: torch.dtype, cache: KVCache) -> bool:
+    """Whether products are of pairs of bfloat16 (`cpu_pairs.py`): queries are then rounded to it.
+
+    Args:
+        dtype: Of queries, keys and values.
+        cache: What they go to.
+    """
+    whole = cache.head_dim % cpu_pairs.WORDS == 0
+    return whole and dtype == cache.dtype == torch.bfloat16 and cpu_pairs.supported()
 
 
 class _Workspace(Workspace):
@@ -110,16 +129,23 @@ class Plan:
         self.layer_stride = cache.data.stride(1)
         group = num_heads // cache.num_kv_heads
         width = -(-cache.head_dim // LANES) * LANES
-        queries = min(metadata.max_query_len, max(1, MAX_ROWS // group))
+        pairs = multiplies_pairs(dtype, cache)
+        queries = min(metadata.max_query_len, max(1, (PAIR_ROWS if pairs else MAX_ROWS) // group))
         self._items, cost = _items(metadata, max(1, queries))
         num_items = len(self._items)
         num_threads = torch.get_num_threads() if cost * num_heads * cache.head_dim > SERIAL_WORK else 1
         # All heads of a block lie side by side, so one thread takes them together unless others would have nothing.
         together = num_items >= 4 * num_threads
         heads = _heads_together(cache) if together else 1
-        max_rows = max(-(-group * queries // TILE_ROWS), heads) * TILE_ROWS
         max_lines = lines_of(heads, width)
-        stride = -(-scratch_floats(max_rows, width, max_lines) // 16) * 16
+        if pairs:
+            most = min(group * queries, FEW_PAIR_ROWS)
+            max_rows = max(_tiled(group * queries, PAIR_HEIGHT), heads * _tiled(most, PAIR_HEIGHT))
+            needed = pair_scratch_floats(max_rows, width, max_lines)
+        else:
+            max_rows = max(_tiled(group * queries, TILE_ROWS), heads * TILE_ROWS)
+            needed = scratch_floats(max_rows, width, max_lines)
+        stride = -(-needed // 16) * 16
         self._record, self._address = _workspace.record, _workspace.address
         self._counters = _workspace.counters
         STEP.pack_into(
@@ -148,6 +174,7 @@ class Plan:
             stride,
             max_rows,
             max_lines,
+            int(pairs),
         )
         self._launch = cpu_threads.launcher(compiled.address, num_threads)
         alone = metadata.max_query_len <= queries
@@ -173,6 +200,11 @@ def plan_of(metadata: AttentionMetadata, num_heads: int, dtype: torch.dtype) -> 
     if plan is None or plan.metadata is not metadata or plan.num_heads != num_heads or plan.dtype != dtype:
         plan = _workspace.plan = Plan(metadata, num_heads, dtype)
     return plan
+
+
+def _tiled(rows: int, height: int) -> int:
+    """Rows of whole tiles that have room for so many."""
+    return -(-rows // height) * height
 
 
 def _items(metadata: AttentionMetadata, queries: int) -> tuple[NDArray[np.int32], int]:

@@ -56,12 +56,17 @@ def _row(builder, rows, index):
     return builder.add(base, builder.load(pointer(builder, offsets, index, 8, I64), align=8))
 
 
-def _prefetch(builder, address):
-    """Ask for the cache line at an address, which need not exist."""
+SECOND_CACHE, FIRST_CACHE = 2, 3
+_AHEAD = SECOND_CACHE if LANES == 16 else FIRST_CACHE
+"""The next tile does not fit beside this one into a first cache; how that is with 8 lanes was measured before."""
+
+
+def prefetch(builder, address, cache):
+    """Ask for the cache line at an address, which need not exist, into a cache and those behind it."""
     byte = ir.IntType(8).as_pointer()
     signature = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
     function = cgutils.get_or_insert_function(builder.module, signature, "llvm.prefetch.p0")
-    builder.call(function, [builder.inttoptr(address, byte), *(ir.Constant(I32, n) for n in (0, 3, 1))])
+    builder.call(function, [builder.inttoptr(address, byte), *(ir.Constant(I32, n) for n in (0, cache, 1))])
 
 
 def _dot_tile(builder, tag, num_rows, num_tokens, q, q_stride, keys, width, out, out_stride):
@@ -95,7 +100,7 @@ def _weighted_tile(builder, tag, num_rows, num_chunks, w, w_stride, values, toke
             at = builder.add(first_byte, builder.mul(token, ir.Constant(I64, num_bytes)))
             line = builder.lshr(at, ir.Constant(I64, 6))
             for n in range(max(1, num_bytes // 64)):
-                _prefetch(builder, _row(builder, soon, _plus(builder, line, n)))
+                prefetch(builder, _row(builder, soon, _plus(builder, line, n)), _AHEAD)
         row_address = _row(builder, values, token)
         weights = []
         for r in range(num_rows):
@@ -172,7 +177,7 @@ def scores(typingctx, tag, ahead, rows, q, base, offsets, tokens, width, out, ou
                             for n in (0, num_tokens)
                         )
                         with cgutils.for_range_slice(builder, first, stop, one, intp=I64) as (line, _):
-                            _prefetch(builder, _row(builder, (soon_, lines_), line))
+                            prefetch(builder, _row(builder, (soon_, lines_), line), _AHEAD)
                     target = _offset(builder, out_row, t, one, 4)
                     _dot_tile(builder, tag, num_rows, num_tokens, q_row, width_, keys, width_, target, os_)
 
@@ -226,9 +231,10 @@ def fill_offsets(typingctx, target, index, count, start, step):
 
     def codegen(context, builder, signature, args):
         target_, index_, count_, start_, step_ = args
+        first = pointer(builder, target_, index_, 8, I64)
         with span(builder, count_, 1) as (i, _):
-            value = builder.add(start_, builder.mul(i, step_))
-            builder.store(value, pointer(builder, target_, builder.add(index_, i), 8, I64), align=8)
+            # Not by integers as elsewhere: LLVM would not see that the places follow each other, and scatter.
+            builder.store(builder.add(start_, builder.mul(i, step_)), builder.gep(first, [i]), align=8)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 5), codegen
@@ -457,8 +463,9 @@ def fill(typingctx, target, start, stop, value):
 
     def codegen(context, builder, signature, args):
         target_, start_, stop_, value_ = args
+        first = builder.inttoptr(target_, F32.as_pointer())
         with cgutils.for_range_slice(builder, start_, stop_, ir.Constant(I64, 1), intp=I64) as (i, _):
-            store(builder, value_, target_, i)
+            builder.store(value_, builder.gep(first, [i]), align=4)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64, types.float32), codegen

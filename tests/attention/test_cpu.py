@@ -203,7 +203,7 @@ def test_contexts_longer_than_one_tile_keep_their_softmax_whole(length, options)
     Batch([(length, 1), (length - 100, 1), (length, 50)], block_size=16, dtype=torch.bfloat16).check(options)
 
 
-@pytest.mark.parametrize("head_dim", [1, 4, 8, 12, 20, 33, 256])
+@pytest.mark.parametrize("head_dim", [1, 4, 8, 12, 20, 32, 33, 96, 256])
 @pytest.mark.parametrize("group", [2, 5, 60])
 def test_head_sizes_and_groups_that_fill_no_vector_or_tile(head_dim, group):
     Batch([(40, 1), (18, 9)], head_dim=head_dim, group=group, dtype=torch.bfloat16).check("everything")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from test_cpu import LAYER, TOLERANCE, Batch, around
 
-from engine.attention import cpu, reference
+from engine.attention import cpu, cpu_plan, reference
 from engine.attention.cpu import HeadNorm, Rotary
 from engine.attention.metadata import positions_of
 
@@ -68,12 +68,14 @@ class RotaryBatch(Batch):
         cache = self._cache(self.cache.num_blocks, torch.float32)
         cache.data.copy_(self.cache.data)
         metadata = self._metadata(cache, self.metadata.host_block_table)
+        if cpu_plan.multiplies_pairs(self.dtype, self.cache):
+            query = query.to(self.dtype).float()
         rows = query, self.numbers(key), self.numbers(self.value)
         scale = self.head_dim**-0.5
         want = reference.paged_attention(*rows, LAYER, metadata, scale=scale, sliding_window=window)
         got = self.attend_rotary(rotary, window)
         assert got.dtype == self.dtype
-        # A key near the middle of two elements of the cache may be rounded to the other one.
+        # A key near the middle of two elements of the cache may be rounded to the other one, and so may a query.
         loose = {torch.float32: 2e-5, torch.bfloat16: 2e-3, torch.float16: 3e-4}[self.dtype]
         tolerance = {**TOLERANCE[self.dtype], "atol": loose}
         torch.testing.assert_close(got.view(want.shape).float(), want, **tolerance)
