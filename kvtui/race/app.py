@@ -13,7 +13,7 @@ from textual.widgets import Static
 from kvtui.key_names import shown_keys
 from kvtui.race.panels import LaneTimeline, RaceBar, RaceFooter, RaceTimePicked
 from kvtui.race.report import speed_up
-from kvtui.terminal import MIN_HEIGHT, MIN_WIDTH
+from kvtui.terminal import MIN_HEIGHT, MIN_WIDTH, pending_writes
 from kvtui.themed_app import ThemedApp
 from kvtui.view import RequestSelected, View
 
@@ -154,7 +154,9 @@ class RaceApp(ThemedApp):
     # -- time ----------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Let as much of the race pass as the clock says."""
+        """Let as much of the race pass as the clock says; none while the terminal has not taken what was drawn."""
+        if pending_writes(self._driver):
+            return
         now = self._clock()
         elapsed, self._last = now - self._last, now
         if not self.paused:

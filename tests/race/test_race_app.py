@@ -11,6 +11,7 @@ from rich.cells import cell_len
 from engine.trace.events import StepTrace
 from engine.trace.state import PoolState
 from kvtui.palette import ThemeError
+from kvtui.race import app as race_app
 from kvtui.race import playing
 from kvtui.race.app import RaceApp
 from kvtui.race.playing import LanePlayer
@@ -132,6 +133,19 @@ async def test_a_click_selects_a_request_in_every_lane_and_ascii_and_small_termi
         await pilot.resize_terminal(50, 10)
         await pilot.pause()
         assert "kvtui needs 60 x 16" in screen_text(app)
+
+
+async def test_while_the_terminal_has_not_taken_what_was_drawn_nothing_is_drawn_and_then_the_present(monkeypatch):
+    clock, waiting = Clock(), [3]
+    monkeypatch.setattr(race_app, "pending_writes", lambda driver: waiting[0])
+    app = RaceApp(players(), "small", clock=clock)
+    async with app.run_test(size=(120, 30)):
+        clock.now = 0.2
+        app.tick()
+        assert app.seconds == 0.0
+        waiting[0] = 0
+        app.tick()
+        assert app.seconds == pytest.approx(0.2)
 
 
 async def test_the_bar_is_pressed_and_dragged_and_the_footers_words_are_clicked():
