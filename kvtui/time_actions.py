@@ -178,4 +178,7 @@ class TimeActions(ThemedApp):
         self.hurry()
 
     def _say(self, message: str) -> None:
+        """Say what a key did, in the place of what the one before it did: several would cover the panels."""
+        for said in [said for said in self._notifications if said.severity == "information"]:
+            self._unnotify(said, refresh=False)
         self.notify(message, timeout=2, markup=False)

@@ -767,6 +767,20 @@ async def test_a_recording_without_marks_is_looked_through_while_it_is_shown(tmp
             assert f"▼ {len(marked[0])}" in screen_lines(app)[-2]
 
 
+async def test_what_a_key_did_is_said_in_the_place_of_what_the_one_before_it_did(tmp_path) -> None:
+    path, _ = pressed_recording(tmp_path)
+    with Recording.open(path) as recording:
+        source = RecordingSource(recording)
+        source.pause()
+        app = KvtuiApp(source, theme="dark")
+        async with app.run_test(size=(120, 34), notifications=True) as pilot:
+            await frame(pilot)
+            for key in ("left_square_bracket", "right_square_bracket", "right_square_bracket"):
+                await pilot.press(key)
+            await frame(pilot)
+            assert re.findall(r"speed [\d.]+", "\n".join(screen_lines(app))) == ["speed 2"]
+
+
 async def test_a_window_is_played_again_and_again_until_it_is_cleared(tmp_path) -> None:
     path, _ = pressed_recording(tmp_path)
     with Recording.open(path) as recording:
