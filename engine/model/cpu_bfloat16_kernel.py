@@ -62,8 +62,8 @@ ROWS = 4
 PART_ROWS = 128
 """Rows that a thread takes at once: they stay in its second cache while panels go by."""
 
-CHUNK = 4
-"""Blocks converted at a time: 14 KB of a first cache."""
+CHUNK = 6
+"""Blocks converted at a time: 20 KB of a first cache."""
 
 AHEAD = 2048
 """Bytes that codes are asked for before they are needed."""
