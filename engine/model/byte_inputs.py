@@ -1,8 +1,9 @@
 """Rows of inputs as bytes, for a product of bytes with 8-bit weights (`byte_kernel.py`).
 
-A block of 32 inputs has a step of its own, its largest magnitude being 127 steps: a large channel, of which language
-models have a few, then coarsens its own block alone. Where a block is so much larger than its row that even so its
-rounding would be felt, its elements have a second byte, 256ths of a step (`FINE`). Both choices look at one row only.
+A block of 32 inputs has a step of its own, its largest magnitude being 127 steps: so a large channel, of which language
+models have a few, coarsens its own block alone. Where even that would be felt in the row, because the step would be
+more than `LIMIT` of the row's root mean square, the step is taken from what is not so large, and what is beyond 127
+steps has a second byte, in units of 256 steps. All of this looks at one row only.
 """
 
 # mypy: ignore-errors
@@ -18,16 +19,19 @@ from numba.extending import intrinsic
 from engine.attention.cpu_lanes import F32, I8, I32, I64, LANES, const, fma, load, pointer, reduce_add, span, splat
 from engine.model.weight_codes import BLOCK
 
-FINE = 0.03
-"""Of a row's root mean square: blocks with larger steps have a second byte."""
+LIMIT = 0.02
+"""Largest step, of a row's root mean square, unless an element were beyond `LARGEST` such steps."""
+
+LARGEST = 127 * 256 + 127
+"""Steps that two bytes can say."""
 
 LEAST = 1e-33
-"""Blocks without a larger magnitude count as zeros: dividing by it must not overflow."""
+"""Blocks without a larger magnitude count as zeros: dividing by their step must not overflow."""
 
 ROW_BYTES = 2 * BLOCK + 3 * 4
 """Of a row, for each block of its inputs. First come the bytes of all blocks, then their second bytes, then for each
-block its step (float32, NaN where an element is no finite number), its sum in the inputs' own unit (float32), and
-whether it has second bytes (int32)."""
+block its step (float32, NaN where an element is no finite number), its sum in the inputs' own unit (float32), and a bit
+for each element that has a second byte (int32)."""
 
 _VECTORS = BLOCK // LANES
 _FLOATS = ir.VectorType(F32, LANES)
@@ -43,13 +47,29 @@ def _float(value):
 
 
 def fields_of_row(builder, row, num_blocks):
-    """Addresses of a row's second bytes, steps, sums and flags."""
+    """Addresses of a row's second bytes, steps, sums and bits."""
     width = builder.mul(num_blocks, _int(BLOCK))
     four = builder.mul(num_blocks, _int(4))
-    fine = builder.add(row, width)
-    steps = builder.add(fine, width)
+    seconds = builder.add(row, width)
+    steps = builder.add(seconds, width)
     sums = builder.add(steps, four)
-    return fine, steps, sums, builder.add(sums, four)
+    return seconds, steps, sums, builder.add(sums, four)
+
+
+def _larger(builder, a, b):
+    return builder.select(builder.icmp_signed(">", a, b), a, b)
+
+
+def _largest_of_four(builder, bits):
+    """For each lane the largest magnitude of its group of four lanes, as the bits of a float.
+
+    Without their sign, floats are in the order of their bits as integers, infinity and NaN above all.
+    """
+    bits = builder.and_(bits, const(0x7FFFFFFF, I32))
+    for distance in (1, 2):
+        others = ir.Constant(_INTS, [lane ^ distance for lane in range(LANES)])
+        bits = _larger(builder, bits, builder.shuffle_vector(bits, bits, others))
+    return bits
 
 
 def _reduce(builder, name, vector):
@@ -64,7 +84,7 @@ def encode_row(typingctx, tag, source, num_inputs, num_blocks, target):
 
     def codegen(context, builder, signature, args):
         _, source_, num_inputs_, num_blocks_, target_ = args
-        fine, steps, sums, flags = fields_of_row(builder, target_, num_blocks_)
+        seconds, steps, sums, masks = fields_of_row(builder, target_, num_blocks_)
         whole = builder.sdiv(num_inputs_, _int(BLOCK))
         # What is left after whole blocks is a block with zeros behind it.
         rest = builder.ptrtoint(cgutils.alloca_once(builder, F32, size=BLOCK), I64)
@@ -86,48 +106,53 @@ def encode_row(typingctx, tag, source, num_inputs, num_blocks, target):
 
         squares = cgutils.alloca_once_value(builder, const(0.0))
 
-        def size(block, vectors):
-            # Without their sign, floats are in the order of their bits as integers, infinity and NaN above all.
-            top = ir.Constant(_INTS, None)
+        def add_squares(block, vectors):
             for x in vectors:
-                bits = builder.and_(builder.bitcast(x, _INTS), const(0x7FFFFFFF, I32))
-                top = builder.select(builder.icmp_signed(">", bits, top), bits, top)
                 builder.store(fma(builder, x, x, builder.load(squares)), squares)
-            builder.store(_reduce(builder, "smax", top), pointer(builder, steps, block, 4, I32), align=4)
 
-        each(size)
+        each(add_squares)
         mean = builder.fdiv(reduce_add(builder, builder.load(squares)), builder.sitofp(num_inputs_, F32))
         sqrt = cgutils.get_or_insert_function(builder.module, ir.FunctionType(F32, [F32]), "llvm.sqrt.f32")
-        limit = builder.fmul(builder.call(sqrt, [mean]), _float(127 * FINE))
+        limit = builder.fmul(builder.call(sqrt, [mean]), _float(127 * LIMIT))
 
         def encode(block, vectors):
-            place = pointer(builder, steps, block, 4, F32)
-            largest = builder.load(place, align=4)
+            sizes = [_largest_of_four(builder, builder.bitcast(x, _INTS)) for x in vectors]
+            largest = builder.bitcast(_reduce(builder, "smax", _larger(builder, *sizes)), F32)
+            kept = []
+            for size in sizes:
+                inside = builder.fcmp_ordered("<=", builder.bitcast(size, _FLOATS), splat(builder, limit))
+                kept.append(builder.select(inside, size, ir.Constant(_INTS, None)))
+            usual = builder.bitcast(_reduce(builder, "smax", _larger(builder, *kept)), F32)
+            usual = builder.select(builder.fcmp_ordered(">", usual, _float(0.0)), usual, limit)
             is_number = builder.fcmp_ordered("<", largest, _float(float("inf")))
             is_used = builder.and_(is_number, builder.fcmp_ordered(">", largest, _float(LEAST)))
-            is_fine = builder.and_(is_used, builder.fcmp_ordered(">", largest, limit))
-            # Adding and subtracting 1.5 x 2^23 rounds to whole numbers, 2^31 to multiples of 256.
-            magic = builder.select(is_fine, _float(1.5 * 2**23), _float(1.5 * 2**31))
-            factor = builder.fdiv(_float(127 * 256.0), builder.select(is_used, largest, _float(1.0)))
-            factor, magic = splat(builder, factor), splat(builder, magic)
+            step = builder.fdiv(usual, _float(127.0))
+            least = builder.fdiv(largest, _float(float(LARGEST)))
+            step = builder.select(builder.fcmp_ordered(">", step, least), step, least)
+            factor = builder.select(is_used, builder.fdiv(_float(1.0), step), _float(0.0))
+            factor, magic = splat(builder, factor), const(1.5 * 2**23)
             total = ir.Constant(_INTS, None)
+            bits = ir.Constant(I32, 0)
             for n, x in enumerate(vectors):
-                shifted = builder.fadd(builder.fmul(x, factor), magic)
-                number = builder.fptosi(builder.fsub(shifted, magic), _INTS)
+                # Adding 1.5 x 2^23 rounds to a whole number, which then stands in the low bits.
+                shifted = builder.bitcast(builder.fadd(builder.fmul(x, factor), magic), _INTS)
+                number = builder.sub(shifted, const(0x4B400000, I32))
                 number = builder.select(splat(builder, is_used), number, ir.Constant(_INTS, None))
                 total = builder.add(total, number)
-                high = builder.ashr(builder.add(number, const(128, I32)), const(8, I32))
-                low = builder.sub(number, builder.shl(high, const(8, I32)))
+                second = builder.ashr(builder.add(number, const(128, I32)), const(8, I32))
+                first = builder.sub(number, builder.shl(second, const(8, I32)))
                 index = builder.add(builder.mul(block, _int(BLOCK)), _int(n * LANES))
-                for part, address in ((high, target_), (low, fine)):
+                for part, address in ((first, target_), (second, seconds)):
                     part = builder.trunc(part, ir.VectorType(I8, LANES))
                     builder.store(part, pointer(builder, address, index, 1, part.type), align=1)
-            step = builder.select(is_used, builder.fdiv(largest, _float(127.0)), _float(0.0))
+                some = builder.bitcast(builder.icmp_signed("!=", second, ir.Constant(_INTS, None)), ir.IntType(LANES))
+                bits = builder.or_(bits, builder.shl(builder.zext(some, I32), ir.Constant(I32, n * LANES)))
+            step = builder.select(is_used, step, _float(0.0))
             step = builder.select(is_number, step, _float(float("nan")))
-            builder.store(step, place, align=4)
-            small = builder.fmul(builder.sitofp(_reduce(builder, "add", total), F32), _float(1 / 256))
-            builder.store(builder.fmul(small, step), pointer(builder, sums, block, 4, F32), align=4)
-            builder.store(builder.zext(is_fine, I32), pointer(builder, flags, block, 4, I32), align=4)
+            builder.store(step, pointer(builder, steps, block, 4, F32), align=4)
+            whole_sum = builder.sitofp(_reduce(builder, "add", total), F32)
+            builder.store(builder.fmul(whole_sum, step), pointer(builder, sums, block, 4, F32), align=4)
+            builder.store(bits, pointer(builder, masks, block, 4, I32), align=4)
 
         each(encode)
         return context.get_dummy_value()

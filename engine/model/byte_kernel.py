@@ -5,9 +5,9 @@ The unsigned ones are the weights' codes, as they lie in memory or taken from bo
 signed ones are the inputs (`byte_inputs.py`). Within a block of 32 inputs a sum is exact; then it is scaled and added
 up in float32, block after block, with the block's minimum times the sum of its inputs.
 
-A thread takes a panel of outputs, and all rows of the input pass by in register tiles. Only blocks in which some row of
-a tile has second bytes are gone through twice; a row without has zeros there, which add nothing: so a row's result
-depends on no other row.
+A thread takes a panel of outputs, and all rows of the input pass by in register tiles. Second bytes are multiplied
+first, four inputs at a time and only where some row of the tile has one, then the sums are shifted, then come the first
+bytes. A row without second bytes has zeros there, which add nothing: so a row's result depends on no other row.
 """
 
 # mypy: ignore-errors
@@ -15,6 +15,7 @@ depends on no other row.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -65,8 +66,9 @@ FIELDS = (
     "num_inputs",
     "num_blocks",
     "num_panels",
+    "item_panels",
 )
-"""Addresses, counts, and the bytes from one row of the input to the next."""
+"""Addresses, counts, and the bytes from one row of the input to the next. A thread takes `item_panels` at a time."""
 
 PARAMS = np.dtype([(name, np.int64) for name in FIELDS])
 
@@ -101,18 +103,13 @@ def _add_products(builder, sums, weights, inputs):
     return builder.call(function, [sums, weights, inputs])
 
 
-def _again(builder, address):
-    """The same address, which LLVM cannot know: it would keep on the stack what it has loaded from there before."""
-    return builder.call(ir.InlineAsm(ir.FunctionType(I64, [I64]), "", "=r,0", side_effect=True), [address])
-
-
 def _each_group(builder, tag, codes, body):
     """Emit body(group, its weights as VECTORS vectors) for all groups of a block."""
     if tag == types.int8:
         for group in range(GROUPS):
             body(group, [_vector(builder, codes, 64 * (group * VECTORS + v), _INTS) for v in range(VECTORS)])
         return
-    low = const(0x0F0F0F0F, I32, LANES)
+    low = _low_halves()
     for group in range(GROUPS // 2):
         both = [_vector(builder, codes, 64 * (group * VECTORS + v), _INTS) for v in range(VECTORS)]
         body(group, [builder.and_(pair, low) for pair in both])
@@ -120,15 +117,62 @@ def _each_group(builder, tag, codes, body):
         body(group + GROUPS // 2, high)
 
 
+def _weights_of(builder, tag, codes, group):
+    """The same of one group that is known only when it runs."""
+    if tag == types.int8:
+        first, shift = group, None
+    else:
+        first = builder.and_(group, _int(GROUPS // 2 - 1))
+        upper = builder.icmp_unsigned(">=", group, _int(GROUPS // 2))
+        shift = splat(builder, builder.select(upper, ir.Constant(I32, 4), ir.Constant(I32, 0)), LANES)
+    weights = []
+    for v in range(VECTORS):
+        place = builder.add(builder.mul(first, _int(VECTORS)), _int(v))
+        raw = builder.load(pointer(builder, codes, place, 64, _INTS), align=2)
+        weights.append(raw if shift is None else builder.and_(builder.lshr(raw, shift), _low_halves()))
+    return weights
+
+
+def _low_halves():
+    return const(0x0F0F0F0F, I32, LANES)
+
+
+@contextmanager
+def _any_groups(builder, marks):
+    """What is emitted within runs where an input is marked: each row has a bit for each input of a block.
+
+    Yields a loop over the groups that have such inputs.
+    """
+    some = marks[0]
+    for mark in marks[1:]:
+        some = builder.or_(some, mark)
+    zero = ir.Constant(I32, 0)
+    left = cgutils.alloca_once_value(builder, some)
+
+    @contextmanager
+    def each():
+        again, done = builder.append_basic_block("marked"), builder.append_basic_block("marked.done")
+        builder.branch(again)
+        builder.position_at_end(again)
+        marked = builder.load(left)
+        group = builder.lshr(builder.cttz(marked, ir.Constant(ir.IntType(1), 1)), ir.Constant(I32, 2))
+        ones = builder.shl(ir.Constant(I32, (1 << GROUP) - 1), builder.shl(group, ir.Constant(I32, 2)))
+        builder.store(builder.and_(marked, builder.not_(ones)), left)
+        yield builder.zext(group, I64)
+        builder.cbranch(builder.icmp_signed("!=", builder.load(left), zero), again, done)
+        builder.position_at_end(done)
+
+    with builder.if_then(builder.icmp_signed("!=", some, zero)):
+        yield each
+
+
 def _tile(builder, tag, height, rows, row_bytes, num_blocks, panel, bias, write):
     """Emit write(r, v, sums) of a literal number of rows by a panel."""
-    zero = ir.Constant(_INTS, None)
     own = [builder.add(rows, builder.mul(row_bytes, _int(r))) for r in range(height)]
     fields = [fields_of_row(builder, row, num_blocks) for row in own]
     places = [(r, v) for r in range(height) for v in range(VECTORS)]
     totals = {place: cgutils.alloca_once(builder, _FLOATS) for place in places}
     whole = {place: cgutils.alloca_once(builder, _INTS) for place in places}
-    exact = {place: cgutils.alloca_once(builder, _FLOATS) for place in places}
     for place in places:
         builder.store(const(0.0, F32, LANES), totals[place])
     bits = 8 if tag == types.int8 else 4
@@ -137,35 +181,23 @@ def _tile(builder, tag, height, rows, row_bytes, num_blocks, panel, bias, write)
         codes = builder.add(source, _int(4 * PANEL))
         words = builder.mul(block, _int(GROUPS))
 
-        def add(inputs, codes):
-            def body(group, weights):
-                index = builder.add(words, _int(group))
-                for r in range(height):
-                    x = _spread(builder, inputs[r], index, I32)
-                    for v in range(VECTORS):
-                        cell = whole[r, v]
-                        builder.store(_add_products(builder, builder.load(cell), weights[v], x), cell)
-
-            _each_group(builder, tag, codes, body)
+        def add(inputs, group, weights):
+            index = builder.add(words, group)
+            for r in range(height):
+                x = _spread(builder, inputs[r], index, I32)
+                for v in range(VECTORS):
+                    cell = whole[r, v]
+                    builder.store(_add_products(builder, builder.load(cell), weights[v], x), cell)
 
         for place in places:
-            builder.store(zero, whole[place])
-        add(own, codes)
-        flags = [builder.load(pointer(builder, flag, block, 4, I32), align=4) for *_, flag in fields]
-        some = flags[0]
-        for flag in flags[1:]:
-            some = builder.or_(some, flag)
-        with builder.if_else(builder.icmp_signed("!=", some, ir.Constant(I32, 0))) as (then, otherwise):
-            with then:
-                for place in places:
-                    builder.store(builder.shl(builder.load(whole[place]), const(8, I32, LANES)), whole[place])
-                add([fine for fine, *_ in fields], _again(builder, codes))
-                for place in places:
-                    value = builder.sitofp(builder.load(whole[place]), _FLOATS)
-                    builder.store(builder.fmul(value, const(1 / 256, F32, LANES)), exact[place])
-            with otherwise:
-                for place in places:
-                    builder.store(builder.sitofp(builder.load(whole[place]), _FLOATS), exact[place])
+            builder.store(ir.Constant(_INTS, None), whole[place])
+        marks = [builder.load(pointer(builder, masks, block, 4, I32), align=4) for *_, masks in fields]
+        with _any_groups(builder, marks) as each_marked:
+            with each_marked() as group:
+                add([second for second, *_ in fields], group, _weights_of(builder, tag, codes, group))
+            for place in places:
+                builder.store(builder.shl(builder.load(whole[place]), const(8, I32, LANES)), whole[place])
+        _each_group(builder, tag, codes, lambda group, weights: add(own, _int(group), weights))
         if tag == types.int8:
             scales = [_vector(builder, source, 64 * v, _FLOATS) for v in range(VECTORS)]
         else:
@@ -181,7 +213,8 @@ def _tile(builder, tag, height, rows, row_bytes, num_blocks, panel, bias, write)
             if tag == types.int8:
                 given = builder.fmul(given, const(-128.0, F32, LANES))
             for v in range(VECTORS):
-                total, value = builder.load(totals[r, v]), builder.load(exact[r, v])
+                total = builder.load(totals[r, v])
+                value = builder.sitofp(builder.load(whole[r, v]), _FLOATS)
                 if tag == types.int8:
                     total = fma(builder, fma(builder, value, step, given), scales[v], total)
                 else:
@@ -243,19 +276,22 @@ def make_worker(tag: Any, element: Any) -> Any:
         # Every row that is not encoded yet is in the hands of a thread that is at it.
         while fetch_add(p.counters + DONE, 0) < p.num_rows:
             pass
-        while ticket < pieces + p.num_panels:
-            panel = ticket - pieces
-            multiply(
-                tag,
-                element,
-                p.num_rows,
-                p.rows,
-                p.num_blocks,
-                p.weights + panel * p.num_blocks * block_bytes,
-                p.bias + panel * PANEL * 4,
-                p.y + panel * PANEL * element_size(element),
-                p.num_panels * PANEL,
-            )
+        while True:
+            first = (ticket - pieces) * p.item_panels
+            if first >= p.num_panels:
+                return
+            for panel in range(first, min(first + p.item_panels, p.num_panels)):
+                multiply(
+                    tag,
+                    element,
+                    p.num_rows,
+                    p.rows,
+                    p.num_blocks,
+                    p.weights + panel * p.num_blocks * block_bytes,
+                    p.bias + panel * PANEL * 4,
+                    p.y + panel * PANEL * element_size(element),
+                    p.num_panels * PANEL,
+                )
             ticket = fetch_add(p.counters + NEXT, 1)
 
     return worker

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 _SLAB = 64 * PANEL
 """Output channels laid out at once: a model's head in one piece would take its own size several times."""
 
+_ITEMS_PER_THREAD, _MOST_PANELS = 2, 16
+"""Panels that a thread takes at a time: many, since memory is fetched ahead while it reads on from one into the next
+(taken one by one they cost a quarter more), and not so many that one thread waits long for the other."""
+
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 _CALL = struct.Struct(f"={len(FIELDS)}q")
@@ -81,6 +85,7 @@ class ByteProduct:
         num_rows, width = len(x), len(self._bias)
         y = torch.empty(num_rows, width, dtype=x.dtype)
         row_bytes = self._num_blocks * ROW_BYTES
+        num_threads = torch.get_num_threads() if num_rows * self._num_inputs * width > SERIAL_WORK else 1
         _CALL.pack_into(
             _workspace.record,
             0,
@@ -95,10 +100,10 @@ class ByteProduct:
             self._num_inputs,
             self._num_blocks,
             self._num_panels,
+            max(1, min(self._num_panels // (_ITEMS_PER_THREAD * num_threads), _MOST_PANELS)),
         )
         _workspace.counters.fill(0)
-        work = num_rows * self._num_inputs * width
-        _launcher(self._bits, x.dtype, torch.get_num_threads() if work > SERIAL_WORK else 1)(_workspace.address)
+        _launcher(self._bits, x.dtype, num_threads)(_workspace.address)
         return y if width == self._num_outputs else y[:, : self._num_outputs].contiguous()
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from coded_weights import eight_bits, four_bits
 
-from engine.model.byte_inputs import FINE
+from engine.model.byte_inputs import LARGEST, LIMIT
 from engine.model.byte_kernel import HAS_BYTE_PRODUCTS, PANEL
 from engine.model.weight_codes import BLOCK, block_codes, round_to_codes
 
@@ -29,10 +29,11 @@ def blocks_of(x: torch.Tensor) -> torch.Tensor:
 def as_bytes(x: torch.Tensor) -> torch.Tensor:
     """Rows rounded as the product rounds them, float64."""
     blocks = blocks_of(x)
-    largest = blocks.abs().amax(2, keepdim=True)
-    step = largest / 127
-    size = x.double().square().mean(1).sqrt()[:, None, None]
-    step = torch.where(step > FINE * size, step / 256, step)
+    limit = 127 * LIMIT * x.double().square().mean(1).sqrt()[:, None, None]
+    sizes = blocks.abs().unflatten(2, (-1, 4)).amax(3)
+    usual = torch.where(sizes <= limit, sizes, 0).amax(2, keepdim=True)
+    usual = torch.where(usual > 0, usual, limit)
+    step = torch.maximum(usual / 127, sizes.amax(2, keepdim=True) / LARGEST)
     rounded = (blocks / step).nan_to_num(0, 0, 0).round() * step
     return rounded.flatten(1)[:, : x.shape[1]]
 
