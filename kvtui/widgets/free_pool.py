@@ -84,7 +84,7 @@ class FreePool(LinePanel):
         if rows > 0:
             codes = cells(gathered, header.num_blocks, rows)
             for y in range(rows):
-                label = str(header.num_blocks) if y == 0 else "0" if y == rows - 1 else ""
+                label = f"{header.num_blocks:,}" if y == 0 else "0" if y == rows - 1 else ""
                 chart.append(("chart", label, codes[y].tobytes()))
         waste = None if len(words) > 1 else self._waste
         levels = ("levels", state.used, state.cached, state.free, state.cpu_used, waste)
@@ -92,7 +92,7 @@ class FreePool(LinePanel):
 
     @staticmethod
     def _gutter(num_blocks: int, width: int) -> int:
-        return max(len(str(num_blocks)), 10 if width >= _WIDE else 4) + 1
+        return max(len(f"{num_blocks:,}"), 10 if width >= _WIDE else 4) + 1
 
     # -- drawing -------------------------------------------------------------------------------------------------
 

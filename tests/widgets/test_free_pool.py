@@ -57,6 +57,16 @@ def test_the_scale_shows_all_that_is_remembered_and_drops_columns_that_lost_step
     assert gather(Session().history, 20) is None
 
 
+@pytest.mark.parametrize("width", [40, 110])
+async def test_the_size_of_a_large_pool_is_written_as_everywhere_else(width):
+    session = Session(num_blocks=120_000)
+    session.ask()
+    session.run(3)
+    panel = FreePool()
+    async with shown(panel, session.view(), width, 11):
+        assert lines(panel)[1].split()[0] == "120,000"
+
+
 async def test_the_scales_of_a_quantised_cache_stand_apart_in_the_formula():
     session = Session(kv_dtype="int8")
     session.ask("abc def", max_tokens=4)
