@@ -15,7 +15,7 @@ from engine.attention.cpu_compile import Compiled
 from engine.model import cpu_bfloat16_kernel, cpu_linear_kernel
 from engine.model.cpu_linear import bfloat16_linear, exact_linear
 from engine.model.cpu_linear_kernel import BITS
-from engine.model.projection import make_exact_projection, multiplies_bfloat16
+from engine.model.projection import make_bfloat16_projection, make_exact_projection, multiplies_bfloat16
 
 FORMS = pytest.mark.parametrize("make", [four_bits, eight_bits, of_bfloat16])
 
@@ -133,6 +133,15 @@ def test_weights_that_need_all_their_bytes_are_left_to_others_unless_rounding_is
     x = rows(3, 64)
     check(bfloat16_linear(weight)(x), x, weight.bfloat16().float())
     assert torch.allclose(make_exact_projection(weight)(x), x @ weight.T, atol=1e-3)
+
+
+def test_without_products_of_bfloat16_torch_multiplies_what_is_rounded(monkeypatch) -> None:
+    monkeypatch.setattr(cpu_bfloat16_kernel, "supported", lambda: False)
+    weight, x = four_bits(64, 64), rows(3, 64).bfloat16()
+    want = torch.nn.functional.linear(x, weight.bfloat16())
+    for make in (make_exact_projection, make_bfloat16_projection):
+        assert torch.equal(make(weight, dtype=torch.bfloat16)(x), want)
+        assert torch.equal(make(weight.bfloat16())(x), want)
 
 
 def test_four_bits_are_kept_exactly_when_rounding_to_bfloat16_is_asked_for() -> None:
