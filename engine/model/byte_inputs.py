@@ -19,7 +19,7 @@ from numba.extending import intrinsic
 from engine.attention.cpu_lanes import F32, I8, I32, I64, LANES, const, fma, load, pointer, reduce_add, span, splat
 from engine.model.weight_codes import BLOCK
 
-LIMIT = 0.02
+LIMIT = 0.03
 """Largest step, of a row's root mean square, unless an element were beyond `LARGEST` such steps."""
 
 LARGEST = 127 * 256 + 127
