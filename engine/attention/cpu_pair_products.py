@@ -28,7 +28,7 @@ from engine.attention.cpu_pairs import (
     transpose,
 )
 from engine.attention.cpu_params import PAIR_HEIGHT
-from engine.attention.cpu_vector import SECOND_CACHE, prefetch
+from engine.attention.cpu_vector import FIRST_CACHE, SECOND_CACHE, prefetch
 
 _HEIGHTS = (PAIR_HEIGHT, 3)
 
@@ -119,11 +119,10 @@ def pair_scores(typingctx, rows, q, base, offsets, positions, width, out, out_st
 
         def by_vectors(position, cells, addresses, queries):
             """For heads of 64 elements, whose queries stay in registers."""
-            for n in range(8):
-                ahead.ask(_plus(builder, builder.shl(position, _int(1)), n))
-            for n, row in enumerate(queries):
-                for t, address in enumerate(addresses):
+            for t, address in enumerate(addresses):
+                for n, row in enumerate(queries):
                     key = load_pairs(builder, address, _int(n * WORDS))
+                    ahead.ask(_plus(builder, builder.shl(position, _int(1)), 2 * t + n))
                     for r, query in enumerate(row):
                         _add(builder, cells[r][t], query, key)
 
@@ -196,6 +195,11 @@ def pair_weigh(typingctx, rows, weights, stride, rest, base, offsets, positions,
                 line = builder.mul(first, positions_)
                 with _loop(builder, _int(0), positions_, 2) as (position, _):
                     addresses = [values.row(_plus(builder, position, n)) for n in range(2)]
+                    # From the second cache to the first; what lies behind the last positions need not exist.
+                    for n in range(8, 10):
+                        coming = builder.add(values.row(_plus(builder, position, n)), builder.shl(start, _int(1)))
+                        for c in range(size):
+                            prefetch(builder, _plus(builder, coming, c * 2 * WORDS), FIRST_CACHE)
                     pairs = []
                     for n in range(size):
                         column = _plus(builder, start, n * WORDS)

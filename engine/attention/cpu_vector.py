@@ -227,14 +227,18 @@ def weigh(typingctx, tag, ahead, rows, w, w_stride, base, offsets, tokens, width
 
 @intrinsic
 def fill_offsets(typingctx, target, index, count, start, step):
-    """Set the int64 target[index:index + count] to start, start + step, ..."""
+    """Set the int64 target[index:index + count] to start, start + step, ..., and up to 7 behind them to anything."""
 
     def codegen(context, builder, signature, args):
         target_, index_, count_, start_, step_ = args
-        first = pointer(builder, target_, index_, 8, I64)
-        with span(builder, count_, 1) as (i, _):
-            # Not by integers as elsewhere: LLVM would not see that the places follow each other, and scatter.
-            builder.store(builder.add(start_, builder.mul(i, step_)), builder.gep(first, [i]), align=8)
+        vec, lanes = ir.VectorType(I64, 8), 8
+        numbers = builder.mul(splat(builder, step_, lanes), ir.Constant(vec, list(range(lanes))))
+        values = cgutils.alloca_once_value(builder, builder.add(splat(builder, start_, lanes), numbers))
+        more = splat(builder, builder.mul(step_, ir.Constant(I64, lanes)), lanes)
+        with span(builder, count_, lanes) as (i, _):
+            value = builder.load(values)
+            builder.store(value, pointer(builder, target_, builder.add(index_, i), 8, vec), align=8)
+            builder.store(builder.add(value, more), values)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 5), codegen
