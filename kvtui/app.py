@@ -191,12 +191,11 @@ class KvtuiApp(Actions):
             self._changed = True
         if source.marks.known < 1 and source.marks.look(_MARKS_SECONDS):
             self._changed = True
-        # What a change lit up has to be put out again, also when nothing else happens.
-        unfinished = self.main.behind or (self.main.flashing and not source.paused)
         if steps or self._changed or self._reset:
             self._pace.drew()
             self.draw(steps)
-        elif unfinished:
+        # What a change lit up has to be put out again, also when nothing else happens.
+        elif self.main.behind or (self.main.flashing and not source.paused):
             self._pace.drew()
             self._hand_out(self.main.update_unfinished)
         elif source.length != self._shown_length:

@@ -7,6 +7,7 @@ lower one's.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -74,6 +75,13 @@ class Emphasis(NamedTuple):
     next_cached: NDArray[np.int64] | None = None
 
 
+@lru_cache(maxsize=8)
+def _level_glyphs(block_size: int) -> NDArray[np.uint16]:
+    """By the number of filled slots, the glyph of a block in use."""
+    levels = np.maximum(-(-np.arange(block_size + 1) * NUM_LEVELS // block_size) - 1, 0)
+    return (LEVEL + levels).astype(np.uint16)
+
+
 def block_codes(
     state: PoolState, which: slice | NDArray[np.int64], num_hues: int, emphasis: Emphasis
 ) -> NDArray[np.uint16]:
@@ -81,8 +89,7 @@ def block_codes(
     block_size = state.header.block_size
     refs = state.refs[which]
     used = refs > 0
-    levels = np.maximum(-(-np.arange(block_size + 1) * NUM_LEVELS // block_size) - 1, 0)
-    held = (LEVEL + levels).astype(np.uint16).take(state.filled[which], mode="clip")
+    held = _level_glyphs(block_size).take(state.filled[which], mode="clip")
     if (refs > 1).any():
         held = np.where(refs > 1, np.minimum(SHARED - 2 + refs, MANY), held).astype(np.uint16)
     hue = ((state.owner[which] % num_hues + 1) << HUE_SHIFT).astype(np.uint16)

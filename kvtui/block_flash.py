@@ -25,12 +25,18 @@ FLASH_SECONDS = 0.45
 
 _STEPS_WORTH_A_FLASH = 32
 
+_FEW_OPS = 48
+_MOST = 2**63
+"""Operations with numbers that need more bits are of no trace."""
+_DROP = int(Op.DROP)
+
 _NUM_OPS = int(max(Op)) + 1
 _FLASH_OF_OP: NDArray[np.int64] = np.zeros(_NUM_OPS, dtype=np.int64)
 _FLASH_OF_OP[[Op.ALLOCATE, Op.SHARE, Op.RELEASE, Op.COPY]] = bc.FLASH_CHANGED
 _FLASH_OF_OP[Op.EVICT] = bc.FLASH_EVICTED
 _FLASH_OF_OP[[Op.SWAP_OUT, Op.SWAP_IN]] = bc.FLASH_SWAPPED
-_SECOND_BLOCK = (Op.COPY, Op.SWAP_IN)
+_KIND_OF_OP: list[int] = _FLASH_OF_OP.tolist()
+_SECOND_BLOCK = (int(Op.COPY), int(Op.SWAP_IN))
 """Operations whose block of the pool is `b`; `DROP` has none."""
 _NONE: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
 _NO_KINDS: NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
@@ -46,6 +52,8 @@ def changes_of(steps: Sequence[StepTrace], state: PoolState) -> tuple[NDArray[np
         steps: Which; the state has taken them in.
         state: Whose pool it is.
     """
+    if len(steps) <= _STEPS_WORTH_A_FLASH and sum(len(step.ops) for step in steps) <= _FEW_OPS:
+        return _changes_of_few(steps, state.header.num_blocks)
     early, late = steps[:-_STEPS_WORTH_A_FLASH], steps[-_STEPS_WORTH_A_FLASH:]
     packed = _touched_by(late, state)
     if early:
@@ -60,6 +68,20 @@ def changes_of(steps: Sequence[StepTrace], state: PoolState) -> tuple[NDArray[np
         return blocks, kinds
     last = np.append(last, True)
     return blocks[last], kinds[last]
+
+
+def _changes_of_few(steps: Sequence[StepTrace], num_blocks: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """The same of few operations, where a dozen calls of numpy take longer than to look at each."""
+    kinds: dict[int, int] = {}
+    for step in steps:
+        for op, a, b, c in step.ops:
+            block = b if op in _SECOND_BLOCK else a
+            if 0 <= op < _DROP and 0 <= block < num_blocks and min(a, b, c) >= -_MOST and max(a, b, c) < _MOST:
+                kind = _KIND_OF_OP[op]
+                if kind > kinds.get(block, -1):
+                    kinds[block] = kind
+    blocks = sorted(kinds)
+    return np.array(blocks, dtype=np.int64), np.array([kinds[block] for block in blocks], dtype=np.uint8)
 
 
 def _touched_by(steps: Sequence[StepTrace], state: PoolState) -> NDArray[np.int64]:

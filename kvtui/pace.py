@@ -15,7 +15,7 @@ WORST_SECONDS = 0.5
 MOST_OF_A_CORE = 0.1
 """The part of one core that drawing may take."""
 
-MOST_BESIDE_A_MODEL = 0.05
+MOST_BESIDE_A_MODEL = 0.03
 """Where a model computes on the same cores.
 
 It waits for the slowest of them after every operation, so what drawing takes from one core is lost on all.
@@ -26,6 +26,11 @@ MOST_SLOWED = 5.0
 
 _SMOOTHING = 0.2
 _SLOWER, _FASTER = 1.1, 0.97
+_ODD_SECONDS = 0.005
+"""What one frame may cost, beside twice the mean, and still count as it is.
+
+Now and then one costs many times as much: the first of all, a new layout, garbage that is looked for.
+"""
 _EARLY = 0.1
 """The part of an interval that a frame may come early by: a timer is not exact."""
 
@@ -93,7 +98,8 @@ class Pace:
         """Note that a frame begins. The time since the one before counts as its cost, drawing and terminal included."""
         cpu, now = self._cpu_clock(), self._clock()
         if self._cpu_at_frame is not None:
-            self._cost += (max(0.0, cpu - self._cpu_at_frame - self._followed) - self._cost) * _SMOOTHING
+            cost = max(0.0, cpu - self._cpu_at_frame - self._followed)
+            self._cost += (min(cost, 2 * self._cost + _ODD_SECONDS) - self._cost) * _SMOOTHING
             needed = self._cost / self._most_of_a_core
             self.interval = min(WORST_SECONDS, max(self._best, needed))
             changed = self.slowness * (_SLOWER if needed > self._best else _FASTER)

@@ -15,7 +15,7 @@ from textual.geometry import Offset, Region
 from kvtui.view import Panel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from textual.app import App
     from textual.content import Content
@@ -36,20 +36,31 @@ class Painter:
         self._open = False
         self._lines: dict[Widget, set[int]] = {}
         self._written: list[str] = []
+        self._visible: Mapping[Widget, tuple[Region, Region]] = {}
+        """What the compositor last said is where; another one after each new layout."""
+        self._origins: dict[Panel, Offset] = {}
+        """Where panels' contents begin in it."""
 
     def begin(self, allowed: bool) -> None:
         """Start a frame; `allowed` says whether nothing lies over the dashboard."""
         self._open = allowed
         self._lines.clear()
         self._written.clear()
+        visible = self._app.screen._compositor.visible_widgets if allowed else {}
+        if visible is not self._visible:
+            self._visible = visible
+            self._origins.clear()
 
     def place_of(self, panel: Panel) -> Offset | None:
         """Where on the terminal a panel's content begins; None where what changes in it has to go the long way."""
         place = self._place(panel) if self._open else None
         if place is None:
             return None
-        gutter = panel.gutter
-        return Offset(place.x + gutter.left, place.y + gutter.top)
+        origin = self._origins.get(panel)
+        if origin is None:
+            gutter = panel.gutter
+            origin = self._origins[panel] = Offset(place.x + gutter.left, place.y + gutter.top)
+        return origin
 
     def write(self, panel: Panel, lines: tuple[int, int], text: str) -> None:
         """Write text that goes to its places by itself.
@@ -60,12 +71,13 @@ class Painter:
             text: For the terminal.
         """
         first, last = lines
-        panel._styles_cache.set_dirty(Region(0, panel.gutter.top + first, 1, last + 1 - first))
+        top = self._origins[panel].y - self._visible[panel][0].y
+        panel._styles_cache.set_dirty(Region(0, top + first, 1, last + 1 - first))
         self._written.append(text)
 
     def _place(self, widget: Widget) -> Region | None:
         """Where a widget is, if all of it can be seen and has the size that it thinks it has."""
-        place = self._app.screen._compositor.visible_widgets.get(widget)
+        place = self._visible.get(widget)
         if place is None:
             return None
         region, clip = place

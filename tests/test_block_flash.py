@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -11,7 +13,11 @@ from engine.simulated import simulated_engine
 from engine.trace.events import BlockOp, Op
 from engine.trace.state import PoolState
 from kvtui import block_codes as bc
+from kvtui import block_flash
 from kvtui.block_flash import FLASH_SECONDS, Flash, changes_of
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def step(*ops: tuple[int, int, int, int]) -> SimpleNamespace:
@@ -49,6 +55,17 @@ def test_what_is_no_block_of_the_pool_is_left_out() -> None:
     assert kinds_of(odd) == {}
     assert kinds_of(step((Op.ALLOCATE, 2**80, 0, 0), (Op.ALLOCATE, 9, 2**70, 0), (Op.RELEASE, 8, 0, 0))) == {8: 1}
     assert kinds_of() == {}
+
+
+def test_few_operations_are_found_as_many_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(3)
+    for _ in range(200):
+        ops = [(rng.randint(-1, 11), rng.randint(-2, 11), rng.randint(-2, 11), 0) for _ in range(rng.randint(0, 30))]
+        steps = [step(*ops[at : at + 9]) for at in range(0, len(ops), 9)]
+        few = kinds_of(*steps)
+        with monkeypatch.context() as patch:
+            patch.setattr(block_flash, "_FEW_OPS", -1)
+            assert few == kinds_of(*steps)
 
 
 def test_a_block_lit_again_goes_out_later() -> None:

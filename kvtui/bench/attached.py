@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from engine.engine import PagedEngine
     from engine.trace.events import Header, RequestArrived, StepTrace
 
-_WARM_UP = 20
-_WINDOW = 16
+_WARM_UP = 60
+_WINDOW = 32
 _NUM_REQUESTS = 16
 _PATIENCE_S = 600.0
 

@@ -21,12 +21,12 @@ BAR_SECONDS = 0.5
 """How often the position bar is drawn while steps stream by: with its marks it is the line that takes most to write."""
 
 UNHURRIED_SECONDS = {
-    "batch": 0.12,
-    "legend": 0.16,
-    "requests": 0.2,
-    "inspector": 0.2,
-    "header": 0.25,
-    "pool": 0.3,
+    "batch": 0.15,
+    "legend": 0.2,
+    "requests": 0.3,
+    "inspector": 0.25,
+    "header": 0.3,
+    "pool": 0.4,
     "prefixes": 0.3,
     "old-way": 0.3,
     "footer": 0.3,
