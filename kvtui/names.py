@@ -12,6 +12,7 @@ from kvtui.safe_text import clean, fit
 from kvtui.safe_text import width as cells_of
 
 if TYPE_CHECKING:
+    from engine.trace.events import RequestArrived
     from engine.trace.state import RequestState
 
 MOST_CHARACTERS = 60
@@ -32,20 +33,20 @@ class Names:
         self._first_with: dict[str, int] = {}
         self.longest = 0
 
-    def follow(self, requests: dict[int, RequestState]) -> None:
+    def follow(self, requests: dict[int, RequestState] | dict[int, RequestArrived]) -> None:
         """Take in requests that have arrived; costs nothing where none has.
 
         Args:
             requests: By number, in order of arrival.
         """
-        new: list[RequestState] = []
+        new: list[RequestState | RequestArrived] = []
         for number in reversed(requests):
             if number in self._labels:
                 break
             new.append(requests[number])
         if len(self._labels) + len(new) > _MOST_LABELS:
             self.clear()
-            new = list(reversed(requests.values()))
+            new = [requests[number] for number in reversed(requests)]
         for request in reversed(new):
             self._add(request.request, request.name)
 

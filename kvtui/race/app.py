@@ -1,4 +1,4 @@
-"""The race on screen: a batch timeline for each lane, one under another, at the same moment."""
+"""The race on screen: a batch timeline for each lane, one under another, on one axis of time."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from textual.binding import Binding
 from textual.widgets import Static
 
 from kvtui.key_names import shown_keys
-from kvtui.race.panels import LaneTimeline, RaceBar, RaceFooter, RaceTimePicked
+from kvtui.race.lane_timeline import LaneTimeline
+from kvtui.race.panels import RaceAxis, RaceBar, RaceFooter, RaceLegend, RaceTimePicked, RaceTitle
+from kvtui.race.race_time import RaceTime
 from kvtui.race.report import speed_up
 from kvtui.terminal import MIN_HEIGHT, MIN_WIDTH, pending_writes
 from kvtui.themed_app import ThemedApp
 from kvtui.view import RequestSelected, View
+from kvtui.widgets.batch_timeline import label_cells
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 FRAMES_PER_SECOND = 12
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 _NEARLY = 1e-9
+_LEGEND_FROM_HEIGHT = 28
 
 
 class RaceApp(ThemedApp):
@@ -55,11 +59,10 @@ class RaceApp(ThemedApp):
     ENABLE_COMMAND_PALETTE = True
     SCOPED_CSS = False
     CSS = """
-    Screen { layout: vertical; background: $background; }
-    #race-title { height: 1; }
+    Screen { layout: vertical; background: $background; overflow: hidden hidden; }
     #too-small { display: none; width: 100%; height: 100%; content-align: center middle; text-align: center; }
-    Screen.-tiny LaneTimeline, Screen.-tiny RaceBar, Screen.-tiny RaceFooter { display: none; }
-    Screen.-tiny #race-title { display: none; }
+    Screen.-tiny LaneTimeline, Screen.-tiny LinePanel { display: none; }
+    Screen.-low RaceLegend { display: none; }
     Screen.-tiny #too-small { display: block; }
     """
 
@@ -76,6 +79,9 @@ class RaceApp(ThemedApp):
         Binding("end", "go_to(1)", "To the finish", id="app.end"),
         Binding("right_square_bracket", "faster(1)", "Faster", id="app.faster"),
         Binding("left_square_bracket", "faster(-1)", "Slower", id="app.slower"),
+        Binding("plus,equals_sign", "zoom(1)", "Time: zoom in", id="app.zoom-in"),
+        Binding("minus", "zoom(-1)", "Time: zoom out", id="app.zoom-out"),
+        Binding("0", "whole", "Time: the whole race", id="app.whole-pool"),
         Binding("t", "next_theme", "Next theme", id="app.theme"),
         Binding("escape", "deselect", "Select nothing", id="app.deselect"),
         Binding("question_mark,f1", "help", "Help", id="app.help"),
@@ -101,12 +107,17 @@ class RaceApp(ThemedApp):
         self.total = max((player.ends[-1] for player in self.players if player.ends), default=0.0)
         self.speed = 1.0
         self.paused = False
-        self._name = name
         self._clock = clock
         self._last = clock()
         self._ends = sorted({end for player in self.players for end in player.ends})
         self._selected: int | None = None
-        self._lanes = [LaneTimeline(player) for player in self.players]
+        most = max((player.batch.most for player in self.players), default=0)
+        steps = max((player.length for player in self.players), default=0)
+        self._time = RaceTime(self.total, self.total / max(1, steps))
+        self._title = RaceTitle(name, self._time)
+        self._axis = RaceAxis(self._time)
+        self._lanes = [LaneTimeline(player, self._time, most) for player in self.players]
+        self._legend = RaceLegend(most)
         self._bar = RaceBar()
         self._footer = RaceFooter()
 
@@ -122,8 +133,10 @@ class RaceApp(ThemedApp):
 
     def compose(self) -> ComposeResult:
         """The lanes between a line that says what is raced and the time."""
-        yield Static(f" race {self.glyphs.dot} {self._name}", id="race-title", markup=False)
+        yield self._title
+        yield self._axis
         yield from self._lanes
+        yield self._legend
         yield self._bar
         yield self._footer
         yield Static("", id="too-small", markup=False)
@@ -142,11 +155,13 @@ class RaceApp(ThemedApp):
     def on_resize(self) -> None:
         """Say so where there is too little room; the new size is known after the next layout."""
         self.call_after_refresh(self._fit)
+        self.call_after_refresh(self.redraw)
 
     def _fit(self) -> None:
         width, height = self.size
         tiny = width < MIN_WIDTH or height < MIN_HEIGHT
         self.screen.set_class(tiny, "-tiny")
+        self.screen.set_class(height < _LEGEND_FROM_HEIGHT, "-low")
         if tiny:
             words = f"kvtui needs {MIN_WIDTH} x {MIN_HEIGHT}; this is {width} x {height}. q quits."
             self.query_one("#too-small", Static).update(words)
@@ -166,12 +181,23 @@ class RaceApp(ThemedApp):
         self.seconds = min(max(0.0, seconds), self.total)
         if self.seconds >= self.total:
             self.paused = True
+        for player in self.players:
+            player.show(self.seconds + _NEARLY)
+        self._draw(everything=False)
+
+    def _draw(self, everything: bool) -> None:
+        """Draw the lanes and what lies around them, at the present moment."""
+        time, view = self._time, self._view(self.players[0])
+        time.now = self.seconds
+        time.label = label_cells(max(player.names.longest for player in self.players), self.size.width)
+        for panel in (self._title, self._axis, self._legend, self._footer):
+            panel.update_view(view, (), everything)
+        slowest = min(self.players, key=lambda player: player.moment.tokens_per_s)
+        least = slowest.moment.tokens_per_s
         for lane in self._lanes:
-            came = lane.player.show(self.seconds + _NEARLY)
-            if came is None:
-                lane.update_view(self._view(lane.player), (), True)
-            elif came:
-                lane.update_view(self._view(lane.player), came, False)
+            times = lane.player.moment.tokens_per_s / least if least > 0 else 0.0
+            lane.against = (slowest.lane.policy, times) if times and len(self.players) > 1 else None
+            lane.update_view(self._view(lane.player), (), everything)
         self._draw_bar()
 
     def _draw_bar(self) -> None:
@@ -189,12 +215,8 @@ class RaceApp(ThemedApp):
 
     def redraw(self) -> None:
         """Draw everything anew."""
-        for lane in self._lanes:
-            lane.update_view(self._view(lane.player), (), True)
-        view = self._view(self.players[0])
-        self._footer.update_view(view, (), True)
-        self._draw_bar()
-        self._bar.update_view(view, (), True)
+        self._draw(everything=True)
+        self._bar.update_view(self._view(self.players[0]), (), True)
 
     def _view(self, player: LanePlayer) -> View:
         last = player.state.last_step
@@ -264,3 +286,13 @@ class RaceApp(ThemedApp):
         at = min(range(len(SPEEDS)), key=lambda i: abs(SPEEDS[i] - self.speed)) + by
         self.speed = SPEEDS[max(0, min(len(SPEEDS) - 1, at))]
         self._draw_bar()
+
+    def action_zoom(self, by: int) -> None:
+        """See half as much of the race, twice as wide; or twice as much."""
+        self._time.zoom_by(by, self._axis.size.width)
+        self.redraw()
+
+    def action_whole(self) -> None:
+        """See the whole race."""
+        self._time.zoom = 0
+        self.redraw()

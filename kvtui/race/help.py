@@ -13,10 +13,12 @@ if TYPE_CHECKING:
     from kvtui.glyphs import Glyphs
     from kvtui.palette import Palette
 
-ABOUT = """The same requests arrive at the same moments in every lane, and each lane has the same memory. A row is a
-request and a column a step; time is reckoned, so much for a step and so much for each token in it, and one clock runs
-for all lanes. The title of a lane says how many requests were computed together on average, and how many tokens a
-second came of that."""
+ABOUT = """The same requests arrive at the same moments in every lane, and each lane has the same memory. Time is
+reckoned, so much for a step and so much for each token in it, and one axis of time lies over all lanes: a column is the
+same moment in each, so that one sees a lane done while another still runs. The first line of a lane is how many
+requests were computed together, on one scale for all; below it a row is a request. The title of a lane says how many
+were computed together on average up to now, how many tokens a second came of that, and how many times those of the
+slowest lane."""
 
 LANES = {
     "static": """A batch is filled once and computed until its last request has ended; nobody joins before. Each request
@@ -35,9 +37,10 @@ KEYS = (
     ("space", "pause and resume; at the end, once more from the start"),
     ("{left} {right}", "to where the step before, or the next one, of any lane ends; ten with shift"),
     ("home end", "the start and the finish"),
+    ("+ - 0", "zoom in on the present, and out; the whole race"),
     ("[ ]", "slower, faster: 0.25x to 16x"),
     ("tab", "go to the next lane; up and down, or k and j, walk through its requests"),
-    ("click", "select a request: it is lit in every lane; on the bar, or dragged along it: go to that time"),
+    ("click", "select a request: it is lit in every lane; on the axis or the bar, or dragged along: go to that time"),
     ("esc", "select nothing"),
     ("t", "next theme"),
     ("ctrl+p", "every command by name"),

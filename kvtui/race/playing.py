@@ -1,4 +1,4 @@
-"""A lane as it is played: its state and its history at a moment of the race, forward and backward."""
+"""A lane as it is played: its state and its figures at a moment of the race, forward and backward."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from engine.trace.state import PoolState
 from engine.trace.step_columns import StepColumns
 from kvtui.history import History
 from kvtui.names import Names
-from kvtui.race.report import end_of, result_of
+from kvtui.race.lane_time import BatchOverTime, LaneMarks, began_ns, end_of
+from kvtui.race.report import result_of
 from kvtui.sources.moved import MovedSource
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ _CHECKPOINT_BYTES = 1 << 28
 """Most memory that the copies of a lane take; where it is too little, there are more steps between them."""
 _BYTES_PER_BLOCK = 64
 _BYTES_PER_COPY = 1 << 20
-
-_HISTORY_STEPS = 1024
 
 
 @dataclass(slots=True)
@@ -64,11 +63,13 @@ class LanePlayer(MovedSource):
     Attributes:
         lane: What is played.
         result: Of the whole lane.
-        ends: When each step ends, in seconds.
+        batch: How many were computed together, over all of its time.
+        marks_in_time: What each request did, likewise.
+        ends: When each step ends, in seconds since the first request arrived.
         state: After the steps that have ended by now.
-        history: Likewise.
-        names: What the requests are called.
         moment: Likewise, counted.
+        names: What the requests are called; all of them, so that they take the same room from start to finish.
+        history: Of nothing: a lane is drawn over time, not over steps.
         position: Index of the last step that has ended; -1 before the first.
     """
 
@@ -76,8 +77,11 @@ class LanePlayer(MovedSource):
         self.lane = lane
         self.result: Result = result_of(lane)
         self.header: Header = lane.header
+        self.batch = BatchOverTime(lane)
+        self.marks_in_time = LaneMarks(lane)
         self.names = Names()
-        self.history = History(_HISTORY_STEPS)
+        self.names.follow({come.request: come for come in lane.messages if isinstance(come, RequestArrived)})
+        self.history = History(1)
         self.position = -1
         self.paused = True
         self.marks = Marks()
@@ -90,7 +94,8 @@ class LanePlayer(MovedSource):
                 self._arrivals.append([])
             else:
                 self._arrivals[-1].append(message)
-        self.ends = [end_of(step) / 1e9 for step in self._steps]
+        began = began_ns(lane)
+        self.ends = [(end_of(step) - began) / 1e9 for step in self._steps]
         self._moments = [Moment()]
         for step, end in zip(self._steps, self.ends, strict=True):
             before = self._moments[-1]
@@ -143,13 +148,8 @@ class LanePlayer(MovedSource):
             self.state.apply(step)
             self.position = index
             came.append(step)
-            if not back:
-                self.history.append(step, self.state)
             if (index + 1) % self._apart == 0 and index not in self._kept:
                 self._kept[index] = self.state.copy()
-        if back:
-            self.history.rebuild(self.context(_HISTORY_STEPS), self.state)
-        self.names.follow(self.state.requests)
         return None if back else came
 
     def context(self, most: int) -> StepColumns:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.request import FinishReason
-from engine.trace.events import RequestArrived, StepTrace
+from engine.trace.events import RequestArrived
+from kvtui.race.lane_time import BatchOverTime, began_ns, end_of
 from kvtui.safe_text import clean
 
 if TYPE_CHECKING:
@@ -72,8 +73,7 @@ def result_of(lane: Lane) -> Result:
             reasons[finish.reason] += 1
             if finish.reason in (FinishReason.STOP, FinishReason.LENGTH):
                 last[finish.request] = (end_ns - arrived.get(finish.request, 0)) / 1e9
-    began_ns = min(arrived.values(), default=0)
-    seconds = (end_ns - began_ns) / 1e9
+    seconds = max(0, end_ns - began_ns(lane)) / 1e9
     return Result(
         policy=lane.policy,
         steps=steps,
@@ -89,28 +89,11 @@ def result_of(lane: Lane) -> Result:
     )
 
 
-def end_of(step: StepTrace) -> int:
-    """When a step ended, in ns."""
-    return step.start_ns + step.schedule_ns + step.execute_ns + step.sample_ns + step.update_ns
-
-
 def batch_over_time(lane: Lane, columns: int, seconds: float) -> npt.NDArray[np.float64]:
     """Mean number of requests in the batch in so many equal spans of time; 0 where no step ran."""
-    totals = np.zeros(columns)
     if seconds <= 0 or columns < 1:
-        return totals
-    span = seconds / columns
-    began = min((m.time_ns for m in lane.messages if isinstance(m, RequestArrived)), default=0)
-    for message in lane.messages:
-        if not isinstance(message, StepTrace) or not message.batch:
-            continue
-        start, stop = (message.start_ns - began) / 1e9, (end_of(message) - began) / 1e9
-        column = min(columns - 1, max(0, int(start / span)))
-        while start < stop and column < columns:
-            edge = (column + 1) * span if column + 1 < columns else stop
-            totals[column] += len(message.batch) * (min(edge, stop) - start) / span
-            start, column = min(edge, stop), column + 1
-    return totals
+        return np.zeros(max(0, columns))
+    return BatchOverTime(lane).mean(np.linspace(0.0, seconds, columns + 1))
 
 
 def as_json(arrivals: Arrivals, results: list[Result]) -> dict[str, Any]:

@@ -53,11 +53,13 @@ class BatchTimeline(WheelScrolled, LinePanel):
         self._shown: list[tuple[int, bool]] = []
         self._offset: int | None = None
         self._count = 0
+        self._above = 0
+        """Lines in front of the requests."""
 
     def rows(self, view: View, width: int, height: int) -> Sequence[Hashable]:
         """A heading, the requests, and a legend where there is room for one."""
         history = view.history
-        label = max(_LABEL, min(view.names.longest, width // _LABEL_FRACTION, _LONGEST_LABEL))
+        label = label_cells(view.names.longest, width)
         columns = width - label - 1
         if not len(history):
             self.set_title("Batch per iteration")
@@ -67,6 +69,7 @@ class BatchTimeline(WheelScrolled, LinePanel):
         stop = history.last_index + 1
         first = stop - min(columns, len(history))
         heading = height >= 3
+        self._above = int(heading)
         legend = height >= _LEGEND_FROM_HEIGHT
         room = height - heading - legend
         there = history.requests(first)
@@ -113,8 +116,8 @@ class BatchTimeline(WheelScrolled, LinePanel):
         if key[0] == "heading":
             return _draw_heading(view, key[1], key[2], key[3], width)
         if key[0] == "legend":
-            return _draw_legend(view, key[1], width)
-        return _draw_request(view, key[0], key[1], key[3], key[5], width)
+            return draw_legend(view, key[1], width)
+        return draw_request(view, key[0], key[1], key[3], key[5], width)
 
     # -- acting --------------------------------------------------------------------------------------------------
 
@@ -138,16 +141,21 @@ class BatchTimeline(WheelScrolled, LinePanel):
         offset = event.get_content_offset(self)
         if offset is None or self.view is None:
             return
-        place = offset.y - (1 if self.size.height >= 3 else 0)
+        place = offset.y - self._above
         if 0 <= place < len(self._shown):
             request = self._shown[place][0]
             self.post_message(RequestSelected(None if request == self.view.selected_request else request))
 
 
+def label_cells(longest: int, width: int) -> int:
+    """Cells for what requests are called, of a line of so many."""
+    return max(_LABEL, min(longest, width // _LABEL_FRACTION, _LONGEST_LABEL))
+
+
 def _draw_heading(view: View, first: int, stop: int, label: int, width: int) -> Strip:
     palette = view.palette
     line = Line(width, palette.blank).add("step".rjust(label), palette.faint)
-    left, right = str(first), str(stop - 1)
+    left, right = f"{first:,}", f"{stop - 1:,}"
     start = width - (stop - first)
     if start + len(left) + len(right) + 3 <= width:
         line.to(start).add(left, palette.muted)
@@ -155,7 +163,8 @@ def _draw_heading(view: View, first: int, stop: int, label: int, width: int) -> 
     return line.to(width - len(right)).add(right, palette.muted).strip()
 
 
-def _draw_legend(view: View, label: int, width: int) -> Strip:
+def draw_legend(view: View, label: int, width: int) -> Strip:
+    """What the marks mean, in words: as many as fit, behind so many cells."""
     palette, glyphs = view.palette, mark_row(view.glyphs)
     legend = (*LEGEND, (Mark.OVERRUN, "overrun")) if view.state.header.async_scheduling else LEGEND
     roomy = sum(len(word) + 4 for _, word in legend) < width
@@ -168,7 +177,8 @@ def _draw_legend(view: View, label: int, width: int) -> Strip:
     return line.strip()
 
 
-def _draw_request(view: View, request: int, live: bool, marks: bytes, cells: int, width: int) -> Strip:
+def draw_request(view: View, request: int, live: bool, marks: bytes, cells: int, width: int) -> Strip:
+    """A request's label in so many cells, and its marks at the right edge."""
     palette = view.palette
     selected = view.selected_request
     hue = palette.hue(request, selected)
