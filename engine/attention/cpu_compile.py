@@ -6,13 +6,14 @@ Compilation takes some seconds, once per machine: the result is kept in `NUMBA_C
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import os
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVarTuple
 
 import numba
 import numpy as np
@@ -39,7 +40,14 @@ TAGS: dict[torch.dtype, np.generic] = {
 
 _SHARED = [Path(__file__).with_name(f"cpu_{name}.py") for name in ("call", "compile", "lanes", "vector")]
 
+Form = TypeVarTuple("Form")
+"""What tells workers apart: element types, or bits."""
+
 _lock = threading.Lock()
+
+
+class CompileError(RuntimeError):
+    """A worker cannot be compiled for this processor: what it does has to be done another way."""
 
 
 class Compiled:
@@ -52,6 +60,9 @@ class Compiled:
     Attributes:
         address: Of the C function `void (int64)`, good for as long as this object lives.
         seconds: That it took.
+
+    Raises:
+        CompileError: Numba raises all kinds on a processor that it does not know; its own exception is the cause.
     """
 
     def __init__(self, make: Callable[[], Callable[[int], None]], *modules: ModuleType) -> None:
@@ -60,12 +71,43 @@ class Compiled:
             folder = cache_dir([*_SHARED, *(Path(str(module.__file__)) for module in modules)])
             try:
                 self._function = _compile(make(), folder)
-            except Exception:
+            except Exception as reason:
                 # A cache folder that cannot be written, or one with a broken file in it, costs time and nothing else.
-                logger.warning("compiling for the CPU without the cache in %s", folder, exc_info=True)
-                self._function = _compile(make(), None)
+                try:
+                    self._function = _compile(make(), None)
+                except Exception as error:
+                    raise CompileError(f"{type(error).__name__}: {str(error).strip()[:200]}") from error
+                logger.warning("compiling for the CPU without the cache in %s", folder, exc_info=reason)
         self.address = int(self._function.address)
         self.seconds = time.perf_counter() - start
+
+
+def compiled_once(make: Callable[[*Form], Compiled]) -> Callable[[*Form], Compiled]:
+    """Keep each worker that a function compiles, for good, so that its address may be kept as well.
+
+    What cannot be compiled is tried once and not again for every layer of a model. Threads that ask at the same time
+    get the same worker.
+
+    Args:
+        make: Compiles the worker of a form.
+    """
+    kept: dict[tuple[*Form], Compiled | CompileError] = {}
+    lock = threading.Lock()
+
+    @functools.wraps(make)
+    def get(*form: *Form) -> Compiled:
+        with lock:
+            if form not in kept:
+                try:
+                    kept[form] = make(*form)
+                except CompileError as error:
+                    kept[form] = error
+            found = kept[form]
+        if isinstance(found, CompileError):
+            raise found
+        return found
+
+    return get
 
 
 def cache_dir(sources: Sequence[Path]) -> Path:

@@ -6,7 +6,6 @@ alone is worked out in the first layer of a step and kept for the others.
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +13,7 @@ import torch
 
 from engine.attention import cpu_pairs, cpu_threads
 from engine.attention.cpu_call import SERIAL_WORK, Workspace
-from engine.attention.cpu_compile import TAGS, Compiled
+from engine.attention.cpu_compile import TAGS, Compiled, compiled_once
 from engine.attention.cpu_lanes import LANES
 from engine.attention.cpu_pages import advise_large_pages
 from engine.attention.cpu_params import (
@@ -48,7 +47,7 @@ _OF_CACHES = (torch.bfloat16, torch.int8, torch.float8_e4m3fn)
 """Beside the model's own."""
 
 
-@functools.cache
+@compiled_once
 def _compiled(dtype: torch.dtype, cache_dtype: torch.dtype) -> Compiled:
     from engine.attention import cpu_kernel, cpu_params, cpu_rows, cpu_tables
     from engine.attention import cpu_pair_kernel as pair_kernel
@@ -71,6 +70,7 @@ def warmup(dtype: torch.dtype, cache_dtype: torch.dtype | None = None) -> float:
 
     Raises:
         ValueError: There is no worker for the types.
+        CompileError: There is none for this processor.
     """
     cache_dtype = cache_dtype or dtype
     for what, each, known in (("", dtype, _OF_MODELS), ("a cache of ", cache_dtype, (dtype, *_OF_CACHES))):

@@ -10,7 +10,7 @@ import torch
 
 from engine.attention import cpu_threads
 from engine.attention.cpu_call import SERIAL_WORK, Workspace
-from engine.attention.cpu_compile import TAGS, Compiled
+from engine.attention.cpu_compile import TAGS, Compiled, compiled_once
 from engine.model import byte_inputs, byte_kernel, weight_codes
 from engine.model.byte_inputs import ROW_BYTES
 from engine.model.byte_kernel import BITS, BLOCK_BYTES, FIELDS, GROUP, GROUPS, LANES, PANEL, PARAMS, VECTORS
@@ -31,7 +31,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _CALL = struct.Struct(f"={len(FIELDS)}q")
 
 
-@functools.cache
+@compiled_once
 def _worker(bits: int, dtype: torch.dtype) -> Compiled:
     return Compiled(lambda: byte_kernel.make_worker(BITS[bits], TAGS[dtype]), byte_inputs, weight_codes)
 
@@ -53,13 +53,20 @@ class ByteProduct:
     Args:
         weight: `[out, in]`, any float type, on the CPU; not kept.
         bias: `[out]`, added in float32.
+        dtype: Of the rows that will come, by default the weight's: its worker is compiled at once.
+
+    Raises:
+        CompileError: There is no worker for this processor.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, dtype: torch.dtype | None = None
+    ) -> None:
         self._num_outputs, self._num_inputs = weight.shape
         self._num_panels, self._num_blocks = -(-self._num_outputs // PANEL), -(-self._num_inputs // BLOCK)
         codes = block_codes(weight)
         bits = 8 if codes is None else codes.bits
+        _worker(bits, dtype or weight.dtype)
         self._weights = torch.empty(self._num_panels, self._num_blocks, BLOCK_BYTES[bits], dtype=torch.uint8)
         for start in range(0, self._num_outputs, _SLAB):
             rows = slice(start, start + _SLAB)

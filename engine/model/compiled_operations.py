@@ -9,7 +9,7 @@ import torch
 
 from engine.attention import cpu, cpu_threads
 from engine.attention.cpu_call import Workspace
-from engine.attention.cpu_compile import TAGS, Compiled
+from engine.attention.cpu_compile import TAGS, Compiled, compiled_once
 from engine.model.row_kernel import ADD_NORM, CALL, GATE, NORM, PARAMS, make_worker
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _ITEMS_PER_THREAD = 4
 _workspace = Workspace(PARAMS.itemsize)
 
 
-@functools.cache
+@compiled_once
 def _compiled(dtype: torch.dtype) -> Compiled:
     return Compiled(lambda: make_worker(TAGS[dtype]))
 

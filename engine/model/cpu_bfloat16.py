@@ -26,7 +26,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 
 from engine.attention import cpu_threads
 from engine.attention.cpu_call import SERIAL_WORK, Workspace
-from engine.attention.cpu_compile import Compiled
+from engine.attention.cpu_compile import Compiled, compiled_once
 from engine.model import cpu_bfloat16_kernel, weight_codes
 from engine.model.cpu_bfloat16_kernel import FIELDS, LANES, PANEL, PARAMS, PART_ROWS, ROWS, VECTORS, scratch_bytes
 from engine.model.weight_codes import BLOCK, BlockCodes, block_codes, in_panels
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _CALL = struct.Struct(f"={len(FIELDS)}q")
 
 
-def linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Projection | None:
+def linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Projection:
     """A linear layer of bfloat16 rows.
 
     Args:
@@ -46,14 +46,15 @@ def linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Projection
         bias: `[out]`, added in float32.
 
     Returns:
-        `[T, in] -> [T, out]`, bfloat16, or None for an odd number of inputs. A row's result depends on no other row.
+        `[T, in] -> [T, out]`, bfloat16. A row's result depends on no other row.
+
+    Raises:
+        CompileError: There is no worker for this processor.
     """
-    if weight.shape[1] % 2:
-        return None
     codes = block_codes(weight)
     if codes is None:
-        return _Linear(pack_pairs(weight), 16, weight, bias)
-    return _Linear(pack_codes(codes), codes.bits, weight, bias)
+        return _Linear(_worker(16), pack_pairs(weight), weight, bias)
+    return _Linear(_worker(codes.bits), pack_codes(codes), weight, bias)
 
 
 def pack_codes(codes: BlockCodes) -> torch.Tensor:
@@ -94,7 +95,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(torch.uint8).flatten(2)
 
 
-@functools.cache
+@compiled_once
 def _worker(bits: int) -> Compiled:
     return Compiled(lambda: cpu_bfloat16_kernel.make_worker(bits), weight_codes)
 
@@ -103,30 +104,31 @@ _workspace = Workspace(PARAMS.itemsize)
 
 
 class _Linear:
-    def __init__(self, packed: torch.Tensor, bits: int, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(self, worker: Compiled, packed: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._packed = packed
         self._num_outputs, self._num_inputs = weight.shape
         self._bias = torch.zeros(len(packed) * PANEL)
         if bias is not None:
             self._bias[: self._num_outputs] = bias
         self._addresses = packed.data_ptr(), self._bias.data_ptr()
-        self._compiled = _worker(bits)
-        self._launch = functools.cache(functools.partial(cpu_threads.launcher, self._compiled.address))
+        self._launch = functools.cache(functools.partial(cpu_threads.launcher, worker.address))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if x.dtype != torch.bfloat16 or x.shape[1] != self._num_inputs:
             raise ValueError(f"rows of {x.shape[1]} {x.dtype} do not fit a layer of {self._num_inputs} bfloat16 inputs")
-        if x.stride(1) != 1:
+        if self._num_inputs % 2:
+            x = F.pad(x, (0, 1))  # weights that are not there are zeros
+        elif x.stride(1) != 1:
             x = x.contiguous()
-        num_rows = len(x)
+        num_rows, num_inputs = x.shape
         y = torch.empty((num_rows, self._num_outputs), dtype=torch.bfloat16)
         if not num_rows:
             return y
         # Pieces of equal size, of whole register tiles.
         part_rows = -(-num_rows // (-(-num_rows // PART_ROWS) * ROWS)) * ROWS
-        work = num_rows * self._num_inputs * self._num_outputs
+        work = num_rows * num_inputs * self._num_outputs
         num_threads = torch.get_num_threads() if work > SERIAL_WORK else 1
-        per_thread = scratch_bytes(part_rows, self._num_inputs)
+        per_thread = scratch_bytes(part_rows, num_inputs)
         _CALL.pack_into(
             _workspace.record,
             0,
@@ -139,7 +141,7 @@ class _Linear:
             y.data_ptr(),
             num_rows,
             part_rows,
-            self._num_inputs,
+            num_inputs,
             self._num_outputs,
             num_threads,
         )

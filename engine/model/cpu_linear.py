@@ -20,7 +20,7 @@ import torch
 
 from engine.attention import cpu_threads
 from engine.attention.cpu_call import SERIAL_WORK, Workspace
-from engine.attention.cpu_compile import Compiled
+from engine.attention.cpu_compile import Compiled, compiled_once
 from engine.attention.cpu_lanes import LANES
 from engine.model import cpu_linear_kernel, weight_codes
 from engine.model.cpu_linear_kernel import BITS, CHUNK, FIELDS, PANEL, PARAMS, VECTORS
@@ -41,18 +41,21 @@ def exact_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Proj
 
     Returns:
         `[T, in] -> [T, out]` in float32, or None where the weights need all their bytes.
+
+    Raises:
+        CompileError: There is no worker for this processor.
     """
     codes = block_codes(weight)
     if codes is not None:
-        return _Linear(pack_codes(codes), codes.bits, weight, bias)
+        return _Linear(_worker(codes.bits), pack_codes(codes), weight, bias)
     if is_bfloat16(weight):
-        return _Linear(pack_bfloat16(weight), 16, weight, bias)
+        return _Linear(_worker(16), pack_bfloat16(weight), weight, bias)
     return None
 
 
 def bfloat16_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Projection:
     """A linear layer with weights rounded to bfloat16, computed in float32; arguments as above."""
-    return exact_linear(weight, bias) or _Linear(pack_bfloat16(weight), 16, weight, bias)
+    return exact_linear(weight, bias) or _Linear(_worker(16), pack_bfloat16(weight), weight, bias)
 
 
 def pack_codes(codes: BlockCodes) -> torch.Tensor:
@@ -99,7 +102,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(torch.uint8).flatten(2)
 
 
-@functools.cache
+@compiled_once
 def _worker(bits: int) -> Compiled:
     return Compiled(lambda: cpu_linear_kernel.make_worker(BITS[bits]), weight_codes)
 
@@ -108,13 +111,12 @@ _workspace = Workspace(PARAMS.itemsize)
 
 
 class _Linear:
-    def __init__(self, packed: torch.Tensor, bits: int, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(self, worker: Compiled, packed: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._packed = packed
         self._num_outputs, self._num_inputs = weight.shape
         self._bias = None if bias is None else bias.float()
         self._block_bytes = packed.shape[2] * packed.element_size()
-        self._compiled = _worker(bits)
-        self._launch = functools.cache(functools.partial(cpu_threads.launcher, self._compiled.address))
+        self._launch = functools.cache(functools.partial(cpu_threads.launcher, worker.address))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if x.dtype != torch.float32 or x.shape[1] != self._num_inputs:

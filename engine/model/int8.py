@@ -11,8 +11,11 @@ again gets the same numbers: inputs are scaled row by row (as per token in LLM.i
 
 from __future__ import annotations
 
+import functools
+import logging
 from typing import TYPE_CHECKING
 
+from engine.attention.cpu_compile import CompileError
 from engine.model.byte_kernel import HAS_BYTE_PRODUCTS
 from engine.model.byte_products import ByteProduct
 from engine.model.int8_products import Int8Product
@@ -22,25 +25,44 @@ if TYPE_CHECKING:
 
     from engine.model.projection import Projection
 
+logger = logging.getLogger("engine")
+
 
 def make_int8_projection(
-    weight: torch.Tensor, bias: torch.Tensor | None = None, *, byte_products: bool = HAS_BYTE_PRODUCTS
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    byte_products: bool = HAS_BYTE_PRODUCTS,
 ) -> Projection:
     """A linear layer in 8 bits.
 
     Args:
         weight: `[out, in]`, any float dtype, on the CPU; not kept.
         bias: `[out]`, added in floating point.
+        dtype: Of the rows that will come, by default the weight's.
         byte_products: Whether to multiply bytes with bytes; by default where this processor can.
 
     Returns:
         `[T, in] -> [T, out]` in the input's dtype. A row that holds a NaN gives a row of NaN and harms no other.
+
+    Raises:
+        CompileError: Neither way can be compiled for this processor.
     """
     if byte_products:
-        return ByteProduct(weight, bias)
+        try:
+            return ByteProduct(weight, bias, dtype=dtype)
+        except CompileError as error:
+            _say_once(str(error))
     product = Int8Product(weight, bias)
 
     def project(x: torch.Tensor) -> torch.Tensor:
         return product(x.float()).to(x.dtype)
 
     return project
+
+
+@functools.cache
+def _say_once(reason: str) -> None:
+    """Not for every layer."""
+    logger.warning("8-bit layers take inputs of 16 bits: the product of bytes cannot be compiled (%s)", reason)

@@ -10,7 +10,7 @@ import torch
 
 from engine.attention import cpu_threads
 from engine.attention.cpu_call import SERIAL_WORK, Workspace
-from engine.attention.cpu_compile import Compiled
+from engine.attention.cpu_compile import Compiled, compiled_once
 from engine.model import int8_kernel, weight_codes
 from engine.model.int8_kernel import BOTH, FIELDS, MULTIPLY, OUTPUTS, PARAMS, QUANTISE
 from engine.model.weight_codes import BLOCK, block_codes, in_panels, round_to_codes
@@ -27,7 +27,7 @@ _SERIAL_INPUTS = 1 << 15
 _CALL = struct.Struct(f"={len(FIELDS)}q")
 
 
-@functools.cache
+@compiled_once
 def _worker() -> Compiled:
     return Compiled(lambda: int8_kernel.worker, weight_codes)
 
@@ -50,9 +50,13 @@ class Int8Product:
     Args:
         weight: `[out, in]`, on the CPU; not kept.
         bias: `[out]`, added in float32.
+
+    Raises:
+        CompileError: There is no worker for this processor.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        _worker()
         self._num_outputs, self._num_inputs = weight.shape
         self._num_panels, self._num_blocks = -(-self._num_outputs // OUTPUTS), -(-self._num_inputs // BLOCK)
         self._weights = torch.empty(self._num_panels, self._num_blocks * BLOCK // 2, OUTPUTS, 2, dtype=torch.int8)
@@ -70,7 +74,6 @@ class Int8Product:
             self._scales[panels] = _panels(some.scales)
             if self._minima is not None and some.minima is not None:
                 self._minima[panels] = _panels(some.minima)
-        _worker()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Compute it.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from engine.attention.choice import choose_attention
+from engine.attention.cpu_compile import CompileError
 from engine.attention.hook import HookError
 from engine.config import ConfigError, EngineConfig
 from engine.kv_cache import QUANTISED, SCALE_BYTES, KVCache
@@ -65,7 +66,13 @@ def load(config: EngineConfig, progress: Callable[[str], None], *, title: str, d
         from engine.attention.cpu import warmup
 
         progress("compiling the CPU attention (once)")
-        warmup(dtype, choose_kv_dtype(config.cache.kv_dtype, dtype))
+        try:
+            warmup(dtype, choose_kv_dtype(config.cache.kv_dtype, dtype))
+        except CompileError as error:
+            if config.model.attention == "cpu":
+                raise ConfigError(f"the CPU attention cannot be compiled ({error}): use --attention auto") from error
+            logger.warning("attention is computed by torch, slowly: its worker cannot be compiled (%s)", error)
+            attention_name, attention = choose_attention("reference", device)
     looks = config.model.weights == "int8" or (config.model.weights != "full" and multiplies_bfloat16())
     looks = looks and device.type == "cpu" and dtype == torch.bfloat16
     runner = make_runner(
@@ -197,7 +204,7 @@ def _maker(weights: str, dtype: torch.dtype) -> MakeProjection:
         "auto": functools.partial(make_exact_projection, dtype=dtype),
         "full": make_projection,
         "bf16": functools.partial(make_bfloat16_projection, dtype=dtype),
-        "int8": make_int8_projection,
+        "int8": functools.partial(make_int8_projection, dtype=dtype),
     }
     return makers[weights]
 
@@ -242,7 +249,10 @@ def _rounded_forward(
     if not isinstance(_choose_forward(hooked, trial, name, max_positions, exact, original), FusedLlama):
         raise ConfigError(f"--weights {weights} serves models of the Llama family, which {name} is not: leave it out")
     make = _maker(weights, hooked.model.dtype)
-    forward = FusedLlama.of(hooked.model, hooked.attention, max_positions, make, original)
+    try:
+        forward = FusedLlama.of(hooked.model, hooked.attention, max_positions, make, original)
+    except CompileError as error:
+        raise ConfigError(f"--weights {weights} cannot be compiled here ({error}): leave it out") from error
     difference = trial.difference(forward)
     logger.info("%s weights change the logits of a short trial by %.1f%%", weights, 100 * difference)
     if difference > _MAX_DIFFERENCE[weights]:

@@ -7,6 +7,7 @@ from the BLAS's by rounding only. Everywhere else `F.linear` is the best there i
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 
@@ -96,9 +97,15 @@ def _compact(
         from engine.model.cpu_linear import bfloat16_linear, exact_linear
 
         return bfloat16_linear(weight, bias) if rounded else exact_linear(weight, bias)
-    except Exception:  # compiling raises all kinds on a processor that it does not know
-        logger.warning("weights keep all their bytes: their worker cannot be compiled", exc_info=True)
+    except Exception as error:  # a processor that the compiler does not know, or no compiler: torch can do it too
+        _say_once(f"{type(error).__name__}: {error}")
         return None
+
+
+@functools.cache
+def _say_once(reason: str) -> None:
+    """Not for every layer."""
+    logger.warning("weights keep all their bytes: their worker cannot be compiled (%s)", reason)
 
 
 MakeProjection = Callable[[torch.Tensor, torch.Tensor | None], Projection]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -362,6 +363,39 @@ def test_python_threads_do_where_no_openmp_library_is_found(monkeypatch):
         Batch(around(16)).check()
     finally:
         cpu_threads._gomp_parallel.cache_clear()
+
+
+def test_a_worker_is_made_once_by_whoever_asks_first_and_what_cannot_be_made_is_not_tried_again():
+    made, answers = [], []
+
+    def make(form):
+        made.append(form)
+        if form == "bad":
+            raise cpu_compile.CompileError("no such processor")
+        time.sleep(0.01)
+        return object()
+
+    once = cpu_compile.compiled_once(make)
+    threads = [threading.Thread(target=lambda: answers.append(once("good"))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for _ in range(3):
+        with pytest.raises(cpu_compile.CompileError, match="no such processor"):
+            once("bad")
+    assert made == ["good", "bad"]
+    assert answers == [once("good")] * 4
+
+
+def test_what_cannot_be_compiled_without_the_cache_either_says_so(monkeypatch, tmp_path):
+    def fail(worker, folder):
+        raise OSError("unknown target")
+
+    monkeypatch.setenv("KVTUI_CACHE", str(tmp_path))
+    monkeypatch.setattr(cpu_compile, "_compile", fail)
+    with pytest.raises(cpu_compile.CompileError, match="OSError: unknown target"):
+        cpu_compile.Compiled(lambda: lambda address: None)
 
 
 def test_two_engines_may_attend_at_once():

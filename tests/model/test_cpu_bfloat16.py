@@ -90,9 +90,13 @@ def test_bfloat16_weights_may_have_any_even_number_of_inputs(inputs) -> None:
     check(layer(x)[:1], x[:1], weight)
 
 
-def test_an_odd_number_of_inputs_is_left_to_torch() -> None:
-    weight, bias, x = of_bfloat16(70, 33).bfloat16(), torch.linspace(-2, 2, 70).bfloat16(), rows(3, 33)
-    assert torch.equal(make_exact_projection(weight, bias)(x), torch.nn.functional.linear(x, weight, bias))
+@pytest.mark.parametrize("inputs", [1, 3, 33, 63])
+def test_an_odd_number_of_inputs_is_one_more_that_is_zero(inputs) -> None:
+    weight, bias, x = of_bfloat16(70, inputs).bfloat16(), torch.linspace(-2, 2, 70).bfloat16(), rows(140, inputs)
+    layer = make_exact_projection(weight, bias)
+    together = layer(x)
+    check(together, x, weight, bias)
+    assert all(torch.equal(layer(x[n : n + 1])[0], together[n]) for n in range(len(x)))
 
 
 def test_largest_codes_and_smallest_are_taken_as_they_are() -> None:

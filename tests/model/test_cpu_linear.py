@@ -11,8 +11,8 @@ from coded_weights import eight_bits, four_bits, of_bfloat16
 from test_greedy_equality import GREEDY, prompt_of
 from tiny_models import engine_over, fresh_model, run
 
-from engine.attention.cpu_compile import Compiled
-from engine.model import cpu_bfloat16_kernel, cpu_linear_kernel
+from engine.attention.cpu_compile import Compiled, CompileError, compiled_once
+from engine.model import cpu_bfloat16, cpu_bfloat16_kernel, cpu_linear, cpu_linear_kernel, projection
 from engine.model.cpu_linear import bfloat16_linear, exact_linear
 from engine.model.cpu_linear_kernel import BITS
 from engine.model.projection import make_bfloat16_projection, make_exact_projection, multiplies_bfloat16
@@ -116,6 +116,30 @@ def test_a_worker_is_compiled_once_and_then_found(make, monkeypatch, tmp_path) -
     for _ in range(2):
         Compiled(make)
         assert len(list(tmp_path.glob("**/*.nbc"))) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_cannot_be_compiled_is_tried_and_said_once_and_computed_by_torch(dtype, monkeypatch, caplog) -> None:
+    tries = []
+
+    def fail(bits: int) -> Compiled:
+        tries.append(bits)
+        raise CompileError("no such processor")
+
+    worker = compiled_once(fail)
+    for module in (cpu_linear, cpu_bfloat16):
+        monkeypatch.setattr(module, "_worker", worker)
+    monkeypatch.setattr(projection, "multiplies_bfloat16", lambda: True)
+    projection._say_once.cache_clear()
+    weights = [four_bits(48, 64, seed=n) for n in range(5)]
+    for weight in weights:
+        x = torch.randn(3, 64).to(dtype)
+        y = make_exact_projection(weight, dtype=dtype)(x)
+        assert torch.allclose(y.float(), x.float() @ weight.T, atol=0.1, rtol=0.02)
+    assert tries == [4]
+    assert [record.getMessage() for record in caplog.records] == [
+        "weights keep all their bytes: their worker cannot be compiled (CompileError: no such processor)"
+    ]
 
 
 def test_inputs_that_do_not_fit_are_refused() -> None:

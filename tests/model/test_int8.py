@@ -10,8 +10,10 @@ import torch
 from test_greedy_equality import GREEDY, prompt_of
 from tiny_models import engine_over, fresh_model, run
 
+from engine.attention.cpu_compile import Compiled, CompileError, compiled_once
 from engine.bench.agreement import agreement, engine_said, logit_errors
 from engine.config import CacheConfig, ConfigError, EngineConfig, ModelConfig
+from engine.model import byte_products, int8
 from engine.model.byte_kernel import HAS_BYTE_PRODUCTS
 from engine.model.int8 import make_int8_projection
 from engine.model.load import make_runner
@@ -134,3 +136,19 @@ def test_tokens_do_not_depend_on_preemption() -> None:
     tight = engine_over(fresh_model("llama"), block_size=4, num_blocks=16, weights="int8")
     assert run(tight, prompts, GREEDY) == run(roomy, prompts, GREEDY)
     assert tight.scheduler.num_preemptions > 0
+
+
+def test_without_a_product_of_bytes_inputs_have_sixteen_bits_which_is_said_once(monkeypatch, caplog) -> None:
+    def fail(bits: int, dtype: torch.dtype) -> Compiled:
+        raise CompileError("no such processor")
+
+    monkeypatch.setattr(byte_products, "_worker", compiled_once(fail))
+    int8._say_once.cache_clear()
+    x = rows(5)
+    for seed in range(3):
+        weight, bias = layer(seed)
+        made, slow = (make_int8_projection(weight, bias, byte_products=wanted) for wanted in (True, False))
+        assert torch.equal(made(x), slow(x))
+    assert [record.getMessage() for record in caplog.records] == [
+        "8-bit layers take inputs of 16 bits: the product of bytes cannot be compiled (no such processor)"
+    ]
