@@ -93,6 +93,7 @@ class MainScreen(Screen[None]):
     .framed {
         border: round $kv-border;
         border-title-color: $foreground; border-title-background: $background;
+        border-subtitle-color: $foreground; border-subtitle-background: $background;
     }
     .framed:focus, .framed:focus-within { border: round $kv-focus; }
     MainScreen.-ascii .framed { border: ascii $kv-border; }

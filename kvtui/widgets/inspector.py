@@ -48,10 +48,11 @@ LIFE, TEXT, DECISIONS, STEP, NEXT = "life", "text", "decisions", "step", "next"
 """Pages: what happened to the block; the request and its text; what was decided about it; what was decided in the step;
 the blocks that are taken next."""
 
-_LISTS = (LIFE, DECISIONS, NEXT)
+_LISTS = (LIFE, DECISIONS, STEP, NEXT)
 _WRAPS_FROM_HEIGHT = 5
 _STEP_FROM_HEIGHT = 9
 _ONE_LINE = 1000
+_BORDER_AROUND_WORDS = 6
 
 
 class Inspector(WheelScrolled, LinePanel):
@@ -184,10 +185,17 @@ class Inspector(WheelScrolled, LinePanel):
 
     def rows(self, view: View, width: int, height: int) -> list[Row]:
         """The page shown."""
-        page = self.page(view)
         self._entries = []
+        rows = self._page_rows(view, self.page(view), width, height)
+        self._say_what_follows(view)
+        return rows
+
+    def _page_rows(self, view: View, page: str, width: int, height: int) -> list[Row]:
         if page == STEP:
-            return step_rows(view, width)[:height]
+            decided = step_rows(view, width)
+            if len(decided) <= height:
+                return decided
+            return self._list_rows(view, [], [Entry(row) for row in step_rows(view, width - 1)], height)
         if page == NEXT:
             queue = self._queue.first(view.state, QUEUE)
             return self._list_rows(view, queue_heading(view, width), queue_entries(view, queue), height)
@@ -268,6 +276,21 @@ class Inspector(WheelScrolled, LinePanel):
             marked = self.has_focus and at == self._cursor
             rows.append(((view.glyphs.cursor if marked else " ", "accent"), *entry.row))
         return rows
+
+    def _say_what_follows(self, view: View) -> None:
+        """Where a list has more lines than are in sight, say on the border which these are and how to see more."""
+        count, first = len(self._entries), self._top + 1
+        words = ""
+        if count > self._list_room > 0:
+            dot = view.glyphs.dot
+            last = min(count, self._top + self._list_room)
+            lines = f"{first:,} to {last:,}" if last > first else f"{first:,}"
+            where = f"line{'s' * (last > first)} {lines} of {count:,}"
+            short = f"{where} {dot} wheel, j k"
+            full = f"{where} {dot} wheel, or j k{'' if self.has_focus else ' in this panel'}"
+            words = full if cells_of(full) + _BORDER_AROUND_WORDS <= self.outer_size.width else short
+        if words != (self.border_subtitle or ""):
+            self.border_subtitle = words
 
     def _text_rows(self, view: View, request: RequestState, width: int, room: int) -> list[Row]:
         """The lines of prompt and output that are in sight, each kind with its label on the first of them."""
@@ -353,7 +376,7 @@ class Inspector(WheelScrolled, LinePanel):
             self.post_message(SeekRequested(entry.step))
         elif entry.block >= 0:
             self.post_message(BlockSelected(entry.block))
-        elif at == len(self._entries) - 1:
+        elif at == len(self._entries) - 1 and self.view is not None and self.page(self.view) in (LIFE, DECISIONS):
             self.action_older()
 
     def plain_text(self) -> str:
