@@ -10,11 +10,11 @@ all rows, and both products are the same register tile, 6 rows by 4 vectors.
 
 from __future__ import annotations
 
-from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from engine.attention.cpu_emit import FIRST_CACHE, SECOND_CACHE, int64, plus, prefetch
 from engine.attention.cpu_lanes import F32, I64, const, load, pointer, store
 from engine.attention.cpu_pairs import (
     LANES,
@@ -28,19 +28,10 @@ from engine.attention.cpu_pairs import (
     transpose,
 )
 from engine.attention.cpu_params import PAIR_HEIGHT
-from engine.attention.cpu_vector import FIRST_CACHE, SECOND_CACHE, prefetch
 
 _HEIGHTS = (PAIR_HEIGHT, 3)
 
 _F32 = types.float32
-
-
-def _int(value):
-    return ir.Constant(I64, value)
-
-
-def _plus(builder, index, n):
-    return builder.add(index, _int(n)) if n else index
 
 
 def _at(builder, row, stride, index):
@@ -48,13 +39,13 @@ def _at(builder, row, stride, index):
 
 
 def _loop(builder, start, stop, step):
-    return cgutils.for_range_slice(builder, start, stop, _int(step), intp=I64)
+    return cgutils.for_range_slice(builder, start, stop, int64(step), intp=I64)
 
 
 def _steps(builder, stop, tile, body):
     """Call body(start, size) to emit a loop of whole tiles up to stop, and one of single steps for the rest."""
-    whole = builder.and_(stop, _int(-tile))
-    for start, end, size in ((_int(0), whole, tile), (whole, stop, 1)):
+    whole = builder.and_(stop, int64(-tile))
+    for start, end, size in ((int64(0), whole, tile), (whole, stop, 1)):
         with _loop(builder, start, end, size) as (index, _):
             body(index, size)
 
@@ -65,8 +56,8 @@ def _by_height(builder, rows, heights, body):
     Rows that are left over are computed with whatever stands there: scratch has room for them.
     """
     tall, low = heights
-    with _loop(builder, _int(0), rows, tall) as (row, _):
-        several = builder.icmp_signed(">", builder.sub(rows, row), _int(low))
+    with _loop(builder, int64(0), rows, tall) as (row, _):
+        several = builder.icmp_signed(">", builder.sub(rows, row), int64(low))
         with builder.if_else(several) as (then, otherwise):
             with then:
                 body(row, tall)
@@ -115,23 +106,23 @@ def pair_scores(typingctx, rows, q, base, offsets, positions, width, out, out_st
     def codegen(context, builder, signature, args):
         rows_, q_, base_, offsets_, positions_, width_, out_, os_, soon_, lines_ = args
         keys, ahead = _Positions(builder, base_, offsets_), _Lines(builder, soon_, lines_)
-        vectors = builder.lshr(width_, _int(5))
+        vectors = builder.lshr(width_, int64(5))
 
         def by_vectors(position, cells, addresses, queries):
             """For heads of 64 elements, whose queries stay in registers."""
             for t, address in enumerate(addresses):
                 for n, row in enumerate(queries):
-                    key = load_pairs(builder, address, _int(n * WORDS))
-                    ahead.ask(_plus(builder, builder.shl(position, _int(1)), 2 * t + n))
+                    key = load_pairs(builder, address, int64(n * WORDS))
+                    ahead.ask(plus(builder, builder.shl(position, int64(1)), 2 * t + n))
                     for r, query in enumerate(row):
                         _add(builder, cells[r][t], query, key)
 
         def by_loop(position, cells, addresses, row):
-            first, stop = (builder.mul(_plus(builder, position, n), vectors) for n in (0, 4))
+            first, stop = (builder.mul(plus(builder, position, n), vectors) for n in (0, 4))
             with _loop(builder, first, stop, 1) as (line, _):
                 ahead.ask(line)
-            with _loop(builder, _int(0), width_, WORDS) as (column, _):
-                places = [_at(builder, _plus(builder, row, r), width_, column) for r in range(len(cells))]
+            with _loop(builder, int64(0), width_, WORDS) as (column, _):
+                places = [_at(builder, plus(builder, row, r), width_, column) for r in range(len(cells))]
                 queries = [load_pairs(builder, q_, place) for place in places]
                 for t, address in enumerate(addresses):
                     key = load_pairs(builder, address, column)
@@ -139,26 +130,26 @@ def pair_scores(typingctx, rows, q, base, offsets, positions, width, out, out_st
                         _add(builder, cells[r][t], query, key)
 
         def four(position, height, add, queries):
-            addresses = [keys.row(_plus(builder, position, n)) for n in range(4)]
+            addresses = [keys.row(plus(builder, position, n)) for n in range(4)]
             cells = _cells(builder, height, 4, lambda r, t: const(0.0, F32, LANES))
             add(position, cells, addresses, queries)
             return [sums_of_four(builder, [builder.load(cell) for cell in row]) for row in cells]
 
         def tile(row, height):
             def positions(add, queries):
-                with _loop(builder, _int(0), positions_, LANES) as (position, _):
-                    fours = [four(_plus(builder, position, 4 * n), height, add, queries) for n in range(4)]
+                with _loop(builder, int64(0), positions_, LANES) as (position, _):
+                    fours = [four(plus(builder, position, 4 * n), height, add, queries) for n in range(4)]
                     for r in range(height):
                         total = sums_of_sixteen(builder, [each[r] for each in fours])
-                        store(builder, total, out_, _at(builder, _plus(builder, row, r), os_, position))
+                        store(builder, total, out_, _at(builder, plus(builder, row, r), os_, position))
 
-            common = builder.icmp_signed("==", width_, _int(2 * WORDS))
+            common = builder.icmp_signed("==", width_, int64(2 * WORDS))
             with builder.if_else(common) as (then, otherwise):
                 with then:
-                    first = [_at(builder, _plus(builder, row, r), width_, _int(0)) for r in range(height)]
+                    first = [_at(builder, plus(builder, row, r), width_, int64(0)) for r in range(height)]
                     positions(
                         by_vectors,
-                        [[load_pairs(builder, q_, _plus(builder, at, n * WORDS)) for at in first] for n in range(2)],
+                        [[load_pairs(builder, q_, plus(builder, at, n * WORDS)) for at in first] for n in range(2)],
                     )
                 with otherwise:
                     positions(by_loop, row)
@@ -183,31 +174,31 @@ def pair_weigh(typingctx, rows, weights, stride, rest, base, offsets, positions,
 
         def tile(row, height):
             def columns(first, size):
-                start = builder.mul(first, _int(WORDS))
+                start = builder.mul(first, int64(WORDS))
                 places = [
                     [
-                        _at(builder, _plus(builder, row, r), width_, _plus(builder, start, c * LANES))
+                        _at(builder, plus(builder, row, r), width_, plus(builder, start, c * LANES))
                         for c in range(2 * size)
                     ]
                     for r in range(height)
                 ]
                 cells = _cells(builder, height, 2 * size, lambda r, c: load(builder, _F32, acc_, places[r][c], LANES))
                 line = builder.mul(first, positions_)
-                with _loop(builder, _int(0), positions_, 2) as (position, _):
-                    addresses = [values.row(_plus(builder, position, n)) for n in range(2)]
+                with _loop(builder, int64(0), positions_, 2) as (position, _):
+                    addresses = [values.row(plus(builder, position, n)) for n in range(2)]
                     # From the second cache to the first; what lies behind the last positions need not exist.
                     for n in range(8, 10):
-                        coming = builder.add(values.row(_plus(builder, position, n)), builder.shl(start, _int(1)))
+                        coming = builder.add(values.row(plus(builder, position, n)), builder.shl(start, int64(1)))
                         for c in range(size):
-                            prefetch(builder, _plus(builder, coming, c * 2 * WORDS), FIRST_CACHE)
+                            prefetch(builder, plus(builder, coming, c * 2 * WORDS), FIRST_CACHE)
                     pairs = []
                     for n in range(size):
-                        column = _plus(builder, start, n * WORDS)
+                        column = plus(builder, start, n * WORDS)
                         pairs += interleave(builder, *(load_pairs(builder, address, column) for address in addresses))
                     for n in range(2 * size):
-                        ahead.ask(builder.add(line, _plus(builder, builder.mul(position, _int(size)), n)))
+                        ahead.ask(builder.add(line, plus(builder, builder.mul(position, int64(size)), n)))
                     for r in range(height):
-                        place = _at(builder, _plus(builder, row, r), ws_, position)
+                        place = _at(builder, plus(builder, row, r), ws_, position)
                         for part in (w_, left_):
                             weight = load_pair(builder, part, place)
                             for cell, pair in zip(cells[r], pairs, strict=True):
@@ -216,7 +207,7 @@ def pair_weigh(typingctx, rows, weights, stride, rest, base, offsets, positions,
                     for cell, place in zip(cells[r], places[r], strict=True):
                         store(builder, builder.load(cell), acc_, place)
 
-            _steps(builder, builder.lshr(width_, _int(5)), 2, columns)
+            _steps(builder, builder.lshr(width_, int64(5)), 2, columns)
 
         _by_height(builder, rows_, (3, 1), tile)
         return context.get_dummy_value()
@@ -234,17 +225,17 @@ def pack_keys(typingctx, base, offsets, positions, width, target, stride, soon, 
     def codegen(context, builder, signature, args):
         base_, offsets_, positions_, width_, target_, stride_, soon_, lines_ = args
         keys, ahead = _Positions(builder, base_, offsets_), _Lines(builder, soon_, lines_)
-        with _loop(builder, _int(0), positions_, LANES) as (position, _):
-            line = builder.mul(position, builder.lshr(width_, _int(5)))
-            with _loop(builder, _int(0), width_, WORDS) as (column, _):
-                first = builder.add(line, builder.lshr(column, _int(1)))
+        with _loop(builder, int64(0), positions_, LANES) as (position, _):
+            line = builder.mul(position, builder.lshr(width_, int64(5)))
+            with _loop(builder, int64(0), width_, WORDS) as (column, _):
+                first = builder.add(line, builder.lshr(column, int64(1)))
                 rows = []
                 for n in range(LANES):
-                    rows.append(load_pairs(builder, keys.row(_plus(builder, position, n)), column))
-                    ahead.ask(_plus(builder, first, n))
-                pair = builder.lshr(column, _int(1))
+                    rows.append(load_pairs(builder, keys.row(plus(builder, position, n)), column))
+                    ahead.ask(plus(builder, first, n))
+                pair = builder.lshr(column, int64(1))
                 for n, vector in enumerate(transpose(builder, rows)):
-                    place = _at(builder, _plus(builder, pair, n), stride_, position)
+                    place = _at(builder, plus(builder, pair, n), stride_, position)
                     builder.store(vector, pointer(builder, target_, place, 4, vector.type), align=64)
         return context.get_dummy_value()
 
@@ -261,16 +252,16 @@ def pack_values(typingctx, base, offsets, positions, width, target, soon, lines)
     def codegen(context, builder, signature, args):
         base_, offsets_, positions_, width_, target_, soon_, lines_ = args
         values, ahead = _Positions(builder, base_, offsets_), _Lines(builder, soon_, lines_)
-        with _loop(builder, _int(0), positions_, 2) as (position, _):
-            addresses = [values.row(_plus(builder, position, n)) for n in range(2)]
-            line = builder.mul(position, builder.lshr(width_, _int(5)))
-            row = builder.mul(builder.lshr(position, _int(1)), width_)
-            with _loop(builder, _int(0), width_, WORDS) as (column, _):
-                first = builder.add(line, builder.lshr(column, _int(4)))
+        with _loop(builder, int64(0), positions_, 2) as (position, _):
+            addresses = [values.row(plus(builder, position, n)) for n in range(2)]
+            line = builder.mul(position, builder.lshr(width_, int64(5)))
+            row = builder.mul(builder.lshr(position, int64(1)), width_)
+            with _loop(builder, int64(0), width_, WORDS) as (column, _):
+                first = builder.add(line, builder.lshr(column, int64(4)))
                 pairs = interleave(builder, *(load_pairs(builder, address, column) for address in addresses))
                 for n, vector in enumerate(pairs):
-                    ahead.ask(_plus(builder, first, n))
-                    place = builder.add(row, _plus(builder, column, n * LANES))
+                    ahead.ask(plus(builder, first, n))
+                    place = builder.add(row, plus(builder, column, n * LANES))
                     builder.store(vector, pointer(builder, target_, place, 4, vector.type), align=64)
         return context.get_dummy_value()
 
@@ -293,9 +284,9 @@ def pair_product(typingctx, split, rows, a, a_stride, rest, b, b_stride, pairs, 
 
         def tile(row, height):
             def columns(chunk, size):
-                start = builder.mul(chunk, _int(LANES))
+                start = builder.mul(chunk, int64(LANES))
                 places = [
-                    [_at(builder, _plus(builder, row, r), os_, _plus(builder, start, c * LANES)) for c in range(size)]
+                    [_at(builder, plus(builder, row, r), os_, plus(builder, start, c * LANES)) for c in range(size)]
                     for r in range(height)
                 ]
 
@@ -307,14 +298,14 @@ def pair_product(typingctx, split, rows, a, a_stride, rest, b, b_stride, pairs, 
                     )
 
                 cells = _cells(builder, height, size, initial)
-                with _loop(builder, _int(0), pairs_, 1) as (pair, _):
+                with _loop(builder, int64(0), pairs_, 1) as (pair, _):
                     at = _at(builder, pair, bs_, start)
                     others = [
-                        load_pairs(builder, b_, builder.shl(_plus(builder, at, c * LANES), _int(1)))
+                        load_pairs(builder, b_, builder.shl(plus(builder, at, c * LANES), int64(1)))
                         for c in range(size)
                     ]
                     for r in range(height):
-                        place = _at(builder, _plus(builder, row, r), as_, builder.shl(pair, _int(1)))
+                        place = _at(builder, plus(builder, row, r), as_, builder.shl(pair, int64(1)))
                         for part in parts:
                             own = load_pair(builder, part, place)
                             for cell, other in zip(cells[r], others, strict=True):

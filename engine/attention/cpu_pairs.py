@@ -17,8 +17,8 @@ from typing import Any
 
 import llvmlite.binding as llvm
 from llvmlite import ir
-from numba.core import cgutils
 
+from engine.attention.cpu_emit import call
 from engine.attention.cpu_lanes import F32, I16, I32, const, fma, pointer
 
 LANES = 16
@@ -58,15 +58,10 @@ _PAIRS = ir.VectorType(_BFloat16(), WORDS)
 _HALF = ir.VectorType(_BFloat16(), LANES)
 
 
-def _call(builder: Any, name: str, result: Any, *args: Any) -> Any:
-    signature = ir.FunctionType(result, [arg.type for arg in args])
-    return builder.call(cgutils.get_or_insert_function(builder.module, signature, name), args)
-
-
 def add_products(builder: Any, sums: Any, a: Any, b: Any) -> Any:
     """Give sums[i] + a[2 i] b[2 i] + a[2 i + 1] b[2 i + 1]; a and b are 16 integers of 32 bits."""
     pairs = (builder.bitcast(operand, _PAIRS) for operand in (a, b))
-    return _call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", _FLOATS, sums, *pairs)
+    return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", _FLOATS, sums, *pairs)
 
 
 def load_pairs(builder: Any, address: Any, index: Any) -> Any:
@@ -160,13 +155,18 @@ def largest_of(builder: Any, vec: Any) -> Any:
     return builder.extract_element(vec, ir.Constant(I32, 0))
 
 
+def narrowed(builder: Any, value: Any) -> Any:
+    """16 float32 as the bits of bfloat16, rounded to nearest even."""
+    rounded = call(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", _HALF, value)
+    return builder.bitcast(rounded, ir.VectorType(I16, LANES))
+
+
 def split(builder: Any, value: Any) -> tuple[Any, Any]:
-    """16 float32 as bfloat16, rounded to nearest even, and what that leaves over as bfloat16."""
-    rounded = _call(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", _HALF, value)
-    bits = builder.zext(builder.bitcast(rounded, ir.VectorType(I16, LANES)), _INTS)
+    """16 float32 as the bits of bfloat16, rounded to nearest even, and of what that leaves over."""
+    rounded = narrowed(builder, value)
+    bits = builder.zext(rounded, _INTS)
     back = builder.bitcast(builder.shl(bits, const(16, I32, LANES)), _FLOATS)
-    rest = _call(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", _HALF, builder.fsub(value, back))
-    return rounded, rest
+    return rounded, narrowed(builder, builder.fsub(value, back))
 
 
 def power_of_two(builder: Any, x: Any) -> Any:
@@ -176,7 +176,7 @@ def power_of_two(builder: Any, x: Any) -> Any:
     """
     low = builder.fcmp_ordered("<", x, const(-126.0, F32, LANES))
     x = builder.select(low, const(-126.0, F32, LANES), x)
-    n = _call(builder, "llvm.roundeven.v16f32", _FLOATS, x)
+    n = call(builder, "llvm.roundeven.v16f32", _FLOATS, x)
     r = builder.fsub(x, n)
     poly = const(1.535336188319500e-4, F32, LANES)
     for c in (1.339887440266574e-3, 9.618437357674640e-3, 5.550332471162809e-2):
@@ -184,5 +184,5 @@ def power_of_two(builder: Any, x: Any) -> Any:
     for c in (2.402264791363012e-1, 6.931472028550421e-1, 1.0):
         poly = fma(builder, poly, r, const(c, F32, LANES))
     mask, rounding = ir.Constant(I16, -1), ir.Constant(I32, 4)
-    result = _call(builder, "llvm.x86.avx512.mask.scalef.ps.512", _FLOATS, poly, n, poly, mask, rounding)
+    result = call(builder, "llvm.x86.avx512.mask.scalef.ps.512", _FLOATS, poly, n, poly, mask, rounding)
     return builder.select(low, const(0.0, F32, LANES), result)

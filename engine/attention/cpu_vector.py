@@ -19,6 +19,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from engine.attention.cpu_emit import FIRST_CACHE, SECOND_CACHE, plus, prefetch
 from engine.attention.cpu_lanes import (
     F32,
     I32,
@@ -56,17 +57,8 @@ def _row(builder, rows, index):
     return builder.add(base, builder.load(pointer(builder, offsets, index, 8, I64), align=8))
 
 
-SECOND_CACHE, FIRST_CACHE = 2, 3
 _AHEAD = SECOND_CACHE if LANES == 16 else FIRST_CACHE
 """The next tile does not fit beside this one into a first cache; how that is with 8 lanes was measured before."""
-
-
-def prefetch(builder, address, cache):
-    """Ask for the cache line at an address, which need not exist, into a cache and those behind it."""
-    byte = ir.IntType(8).as_pointer()
-    signature = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
-    function = cgutils.get_or_insert_function(builder.module, signature, "llvm.prefetch.p0")
-    builder.call(function, [builder.inttoptr(address, byte), *(ir.Constant(I32, n) for n in (0, cache, 1))])
 
 
 def _dot_tile(builder, tag, num_rows, num_tokens, q, q_stride, keys, width, out, out_stride):
@@ -100,7 +92,7 @@ def _weighted_tile(builder, tag, num_rows, num_chunks, w, w_stride, values, toke
             at = builder.add(first_byte, builder.mul(token, ir.Constant(I64, num_bytes)))
             line = builder.lshr(at, ir.Constant(I64, 6))
             for n in range(max(1, num_bytes // 64)):
-                prefetch(builder, _row(builder, soon, _plus(builder, line, n)), _AHEAD)
+                prefetch(builder, _row(builder, soon, plus(builder, line, n)), _AHEAD)
         row_address = _row(builder, values, token)
         weights = []
         for r in range(num_rows):
@@ -143,10 +135,6 @@ def _steps(builder, stop, tile, body):
         body(start, 1)
 
 
-def _plus(builder, index, n):
-    return builder.add(index, ir.Constant(I64, n)) if n else index
-
-
 def _offset(builder, address, index, stride, size):
     """Address of element index * stride."""
     return builder.add(address, builder.mul(builder.mul(index, stride), ir.Constant(I64, size)))
@@ -169,11 +157,11 @@ def scores(typingctx, tag, ahead, rows, q, base, offsets, tokens, width, out, ou
 
             def tile(num_rows):
                 def body(t, num_tokens):
-                    keys = [_row(builder, (base_, offsets_), _plus(builder, t, n)) for n in range(num_tokens)]
+                    keys = [_row(builder, (base_, offsets_), plus(builder, t, n)) for n in range(num_tokens)]
                     if ahead.literal_value:
                         size = builder.mul(width_, ir.Constant(I64, SIZES[tag]))
                         first, stop = (
-                            builder.lshr(builder.mul(size, _plus(builder, t, n)), ir.Constant(I64, 6))
+                            builder.lshr(builder.mul(size, plus(builder, t, n)), ir.Constant(I64, 6))
                             for n in (0, num_tokens)
                         )
                         with cgutils.for_range_slice(builder, first, stop, one, intp=I64) as (line, _):

@@ -16,6 +16,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from engine.attention.cpu_emit import call, int64
 from engine.attention.cpu_lanes import F32, I8, I32, I64, LANES, const, fma, load, pointer, reduce_add, span, splat
 from engine.model.weight_codes import BLOCK
 
@@ -38,18 +39,14 @@ _FLOATS = ir.VectorType(F32, LANES)
 _INTS = ir.VectorType(I32, LANES)
 
 
-def _int(value):
-    return ir.Constant(I64, value)
-
-
 def _float(value):
     return ir.Constant(F32, value)
 
 
 def fields_of_row(builder, row, num_blocks):
     """Addresses of a row's second bytes, steps, sums and bits."""
-    width = builder.mul(num_blocks, _int(BLOCK))
-    four = builder.mul(num_blocks, _int(4))
+    width = builder.mul(num_blocks, int64(BLOCK))
+    four = builder.mul(num_blocks, int64(4))
     seconds = builder.add(row, width)
     steps = builder.add(seconds, width)
     sums = builder.add(steps, four)
@@ -73,9 +70,7 @@ def _largest_of_four(builder, bits):
 
 
 def _reduce(builder, name, vector):
-    signature = ir.FunctionType(I32, [_INTS])
-    function = cgutils.get_or_insert_function(builder.module, signature, f"llvm.vector.reduce.{name}.v{LANES}i32")
-    return builder.call(function, [vector])
+    return call(builder, f"llvm.vector.reduce.{name}.v{LANES}i32", I32, vector)
 
 
 @intrinsic(prefer_literal=True)
@@ -85,12 +80,12 @@ def encode_row(typingctx, tag, source, num_inputs, num_blocks, target):
     def codegen(context, builder, signature, args):
         _, source_, num_inputs_, num_blocks_, target_ = args
         seconds, steps, sums, masks = fields_of_row(builder, target_, num_blocks_)
-        whole = builder.sdiv(num_inputs_, _int(BLOCK))
+        whole = builder.sdiv(num_inputs_, int64(BLOCK))
         # What is left after whole blocks is a block with zeros behind it.
         rest = builder.ptrtoint(cgutils.alloca_once(builder, F32, size=BLOCK), I64)
         for n in range(_VECTORS):
-            builder.store(const(0.0), pointer(builder, rest, _int(n * LANES), 4, _FLOATS), align=4)
-        first = builder.mul(whole, _int(BLOCK))
+            builder.store(const(0.0), pointer(builder, rest, int64(n * LANES), 4, _FLOATS), align=4)
+        first = builder.mul(whole, int64(BLOCK))
         with span(builder, builder.sub(num_inputs_, first), 1) as (index, _):
             one = load(builder, tag, source_, builder.add(first, index), 1)
             value = builder.extract_element(one, ir.Constant(I32, 0))
@@ -99,10 +94,12 @@ def encode_row(typingctx, tag, source, num_inputs, num_blocks, target):
         def each(body):
             """Emit body(block, its vectors) for all blocks."""
             with span(builder, whole, 1) as (block, _):
-                start = builder.mul(block, _int(BLOCK))
-                body(block, [load(builder, tag, source_, builder.add(start, _int(n * LANES))) for n in range(_VECTORS)])
+                start = builder.mul(block, int64(BLOCK))
+                body(
+                    block, [load(builder, tag, source_, builder.add(start, int64(n * LANES))) for n in range(_VECTORS)]
+                )
             with builder.if_then(builder.icmp_signed("<", whole, num_blocks_)):
-                body(whole, [load(builder, types.float32, rest, _int(n * LANES)) for n in range(_VECTORS)])
+                body(whole, [load(builder, types.float32, rest, int64(n * LANES)) for n in range(_VECTORS)])
 
         squares = cgutils.alloca_once_value(builder, const(0.0))
 
@@ -112,8 +109,7 @@ def encode_row(typingctx, tag, source, num_inputs, num_blocks, target):
 
         each(add_squares)
         mean = builder.fdiv(reduce_add(builder, builder.load(squares)), builder.sitofp(num_inputs_, F32))
-        sqrt = cgutils.get_or_insert_function(builder.module, ir.FunctionType(F32, [F32]), "llvm.sqrt.f32")
-        limit = builder.fmul(builder.call(sqrt, [mean]), _float(127 * LIMIT))
+        limit = builder.fmul(call(builder, "llvm.sqrt.f32", F32, mean), _float(127 * LIMIT))
 
         def encode(block, vectors):
             sizes = [_largest_of_four(builder, builder.bitcast(x, _INTS)) for x in vectors]
@@ -141,7 +137,7 @@ def encode_row(typingctx, tag, source, num_inputs, num_blocks, target):
                 total = builder.add(total, number)
                 second = builder.ashr(builder.add(number, const(128, I32)), const(8, I32))
                 first = builder.sub(number, builder.shl(second, const(8, I32)))
-                index = builder.add(builder.mul(block, _int(BLOCK)), _int(n * LANES))
+                index = builder.add(builder.mul(block, int64(BLOCK)), int64(n * LANES))
                 for part, address in ((first, target_), (second, seconds)):
                     part = builder.trunc(part, ir.VectorType(I8, LANES))
                     builder.store(part, pointer(builder, address, index, 1, part.type), align=1)

@@ -26,6 +26,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from engine.attention.cpu_call import COUNTER_BYTES
+from engine.attention.cpu_emit import call, int64
 from engine.attention.cpu_lanes import F32, I32, I64, const, fma, pointer, span, splat, store
 from engine.attention.cpu_vector import element_size, fetch_add, pointer_to
 from engine.model.byte_inputs import ROW_BYTES, encode_row, fields_of_row
@@ -83,12 +84,8 @@ _HALVES = ir.VectorType(ir.HalfType(), LANES)
 _INTS = ir.VectorType(I32, LANES)
 
 
-def _int(value):
-    return ir.Constant(I64, value)
-
-
 def _vector(builder, address, offset, kind):
-    return builder.load(pointer(builder, address, _int(offset), 1, kind), align=2)
+    return builder.load(pointer(builder, address, int64(offset), 1, kind), align=2)
 
 
 def _spread(builder, address, index, kind):
@@ -98,9 +95,7 @@ def _spread(builder, address, index, kind):
 
 def _add_products(builder, sums, weights, inputs):
     # LLVM has taken vectors of bytes for this since version 22, and still reads the older form.
-    signature = ir.FunctionType(_INTS, [_INTS] * 3)
-    function = cgutils.get_or_insert_function(builder.module, signature, "llvm.x86.avx512.vpdpbusd.512")
-    return builder.call(function, [sums, weights, inputs])
+    return call(builder, "llvm.x86.avx512.vpdpbusd.512", _INTS, sums, weights, inputs)
 
 
 def _each_group(builder, tag, codes, body):
@@ -122,12 +117,12 @@ def _weights_of(builder, tag, codes, group):
     if tag == types.int8:
         first, shift = group, None
     else:
-        first = builder.and_(group, _int(GROUPS // 2 - 1))
-        upper = builder.icmp_unsigned(">=", group, _int(GROUPS // 2))
+        first = builder.and_(group, int64(GROUPS // 2 - 1))
+        upper = builder.icmp_unsigned(">=", group, int64(GROUPS // 2))
         shift = splat(builder, builder.select(upper, ir.Constant(I32, 4), ir.Constant(I32, 0)), LANES)
     weights = []
     for v in range(VECTORS):
-        place = builder.add(builder.mul(first, _int(VECTORS)), _int(v))
+        place = builder.add(builder.mul(first, int64(VECTORS)), int64(v))
         raw = builder.load(pointer(builder, codes, place, 64, _INTS), align=2)
         weights.append(raw if shift is None else builder.and_(builder.lshr(raw, shift), _low_halves()))
     return weights
@@ -168,7 +163,7 @@ def _any_groups(builder, marks):
 
 def _tile(builder, tag, height, rows, row_bytes, num_blocks, panel, bias, write):
     """Emit write(r, v, sums) of a literal number of rows by a panel."""
-    own = [builder.add(rows, builder.mul(row_bytes, _int(r))) for r in range(height)]
+    own = [builder.add(rows, builder.mul(row_bytes, int64(r))) for r in range(height)]
     fields = [fields_of_row(builder, row, num_blocks) for row in own]
     places = [(r, v) for r in range(height) for v in range(VECTORS)]
     totals = {place: cgutils.alloca_once(builder, _FLOATS) for place in places}
@@ -177,9 +172,9 @@ def _tile(builder, tag, height, rows, row_bytes, num_blocks, panel, bias, write)
         builder.store(const(0.0, F32, LANES), totals[place])
     bits = 8 if tag == types.int8 else 4
     with span(builder, num_blocks, 1) as (block, _):
-        source = builder.add(panel, builder.mul(block, _int(BLOCK_BYTES[bits])))
-        codes = builder.add(source, _int(4 * PANEL))
-        words = builder.mul(block, _int(GROUPS))
+        source = builder.add(panel, builder.mul(block, int64(BLOCK_BYTES[bits])))
+        codes = builder.add(source, int64(4 * PANEL))
+        words = builder.mul(block, int64(GROUPS))
 
         def add(inputs, group, weights):
             index = builder.add(words, group)
@@ -197,7 +192,7 @@ def _tile(builder, tag, height, rows, row_bytes, num_blocks, panel, bias, write)
                 add([second for second, *_ in fields], group, _weights_of(builder, tag, codes, group))
             for place in places:
                 builder.store(builder.shl(builder.load(whole[place]), const(8, I32, LANES)), whole[place])
-        _each_group(builder, tag, codes, lambda group, weights: add(own, _int(group), weights))
+        _each_group(builder, tag, codes, lambda group, weights: add(own, int64(group), weights))
         if tag == types.int8:
             scales = [_vector(builder, source, 64 * v, _FLOATS) for v in range(VECTORS)]
         else:
@@ -222,7 +217,7 @@ def _tile(builder, tag, height, rows, row_bytes, num_blocks, panel, bias, write)
                     total = fma(builder, minima[v], given, total)
                 builder.store(total, totals[r, v])
     for r, v in places:
-        added = builder.load(pointer(builder, bias, _int(v * LANES), 4, _FLOATS), align=4)
+        added = builder.load(pointer(builder, bias, int64(v * LANES), 4, _FLOATS), align=4)
         write(r, v, builder.fadd(builder.load(totals[r, v]), added))
 
 
@@ -232,23 +227,23 @@ def multiply(typingctx, tag, element, num_rows, rows, num_blocks, panel, bias, y
 
     def codegen(context, builder, signature, args):
         _, _, num_rows_, rows_, num_blocks_, panel_, bias_, y_, y_stride_ = args
-        row_bytes = builder.mul(num_blocks_, _int(ROW_BYTES))
+        row_bytes = builder.mul(num_blocks_, int64(ROW_BYTES))
 
         def tile(height, row):
             def write(r, v, sums):
-                index = builder.mul(builder.add(row, _int(r)), y_stride_)
-                store(builder, sums, y_, builder.add(index, _int(v * LANES)), element)
+                index = builder.mul(builder.add(row, int64(r)), y_stride_)
+                store(builder, sums, y_, builder.add(index, int64(v * LANES)), element)
 
             first = builder.add(rows_, builder.mul(row, row_bytes))
             _tile(builder, tag, height, first, row_bytes, num_blocks_, panel_, bias_, write)
 
-        whole = builder.and_(num_rows_, _int(-ROWS))
+        whole = builder.and_(num_rows_, int64(-ROWS))
         with span(builder, whole, ROWS) as (row, _):
             tile(ROWS, row)
         row, height = whole, ROWS // 2
         while height:
-            some = builder.and_(num_rows_, _int(height))
-            with builder.if_then(builder.icmp_signed("!=", some, _int(0))):
+            some = builder.and_(num_rows_, int64(height))
+            with builder.if_then(builder.icmp_signed("!=", some, int64(0))):
                 tile(height, row)
             row = builder.add(row, some)
             height //= 2

@@ -14,7 +14,15 @@ from engine.attention.cpu_compile import TAGS, Compiled, compiled_once
 from engine.model import byte_inputs, byte_kernel, weight_codes
 from engine.model.byte_inputs import ROW_BYTES
 from engine.model.byte_kernel import BITS, BLOCK_BYTES, FIELDS, GROUP, GROUPS, LANES, PANEL, PARAMS, VECTORS
-from engine.model.weight_codes import BLOCK, BlockCodes, block_codes, in_panels, round_to_codes
+from engine.model.weight_codes import (
+    BLOCK,
+    BlockCodes,
+    block_codes,
+    factors_in_panels,
+    in_panels,
+    panel_bytes,
+    round_to_codes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,17 +125,13 @@ class ByteProduct:
 def _pack(codes: BlockCodes) -> torch.Tensor:
     """Codes in the worker's layout, uint8 `[panels, blocks, bytes of a block]`."""
     scales = codes.scales.half() if codes.bits == 4 else codes.scales.float()
-    parts = [_bytes(in_panels(scales, PANEL).transpose(1, 2))]
+    parts = [factors_in_panels(scales, PANEL)]
     if codes.minima is not None:
-        parts.append(_bytes(in_panels(codes.minima, PANEL).transpose(1, 2)))
+        parts.append(factors_in_panels(codes.minima, PANEL))
     numbers = codes.codes if codes.bits == 4 else codes.codes.view(torch.uint8) ^ 128
     groups = in_panels(numbers, PANEL).view(-1, VECTORS, LANES, numbers.shape[1] // BLOCK, GROUPS, GROUP)
     groups = groups.permute(0, 3, 4, 1, 2, 5)
     if codes.bits == 4:
         groups = groups[:, :, : GROUPS // 2] | (groups[:, :, GROUPS // 2 :] << 4)
-    parts.append(_bytes(groups))
+    parts.append(panel_bytes(groups))
     return torch.cat(parts, 2)
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view(torch.uint8).flatten(2)

@@ -24,12 +24,15 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 
-from engine.attention import cpu_threads
+from engine.attention import cpu_pairs, cpu_threads
 from engine.attention.cpu_call import SERIAL_WORK, Workspace
 from engine.attention.cpu_compile import Compiled, compiled_once
-from engine.model import cpu_bfloat16_kernel, weight_codes
-from engine.model.cpu_bfloat16_kernel import FIELDS, LANES, PANEL, PARAMS, PART_ROWS, ROWS, VECTORS, scratch_bytes
-from engine.model.weight_codes import BLOCK, BlockCodes, block_codes, in_panels
+from engine.attention.cpu_pairs import LANES
+from engine.model import cpu_bfloat16_kernel, cpu_bfloat16_tiles, cpu_bfloat16_weights, weight_codes
+from engine.model.cpu_bfloat16_kernel import FIELDS, PARAMS, PART_ROWS, scratch_bytes
+from engine.model.cpu_bfloat16_tiles import ROWS
+from engine.model.cpu_bfloat16_weights import PANEL, VECTORS
+from engine.model.weight_codes import BLOCK, BlockCodes, block_codes, factors_in_panels, in_panels, panel_bytes
 
 if TYPE_CHECKING:
     from engine.model.projection import Projection
@@ -59,25 +62,25 @@ def linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Projection
 
 def pack_codes(codes: BlockCodes) -> torch.Tensor:
     """Codes in the worker's layout: uint8 `[panels, blocks, bytes of a block]`."""
-    parts = [_numbers(codes.scales)]
+    parts = [factors_in_panels(codes.scales, PANEL)]
     if codes.minima is not None:
-        parts.append(_numbers(codes.minima))
+        parts.append(factors_in_panels(codes.minima, PANEL))
     if codes.bits == 4:
         pairs = _grouped(codes.codes, 4).short().unbind(3)
         words = functools.reduce(torch.bitwise_or, (pair << 4 * n for n, pair in enumerate(pairs)))
-        parts.append(_bytes(words.permute(0, 1, 2, 4, 5, 3)))
+        parts.append(panel_bytes(words.permute(0, 1, 2, 4, 5, 3)))
     else:
         magnitudes = codes.codes.abs().view(torch.uint8) | (codes.codes < 0).to(torch.uint8) << 7
         fours = _grouped(magnitudes, 2)
         fours = fours.view(*fours.shape[:-1], LANES // 4, 4)
-        parts.append(_bytes(fours.permute(0, 1, 2, 5, 6, 3, 7, 4)))
+        parts.append(panel_bytes(fours.permute(0, 1, 2, 5, 6, 3, 7, 4)))
     return torch.cat(parts, 2)
 
 
 def pack_pairs(weight: torch.Tensor) -> torch.Tensor:
     """Weights rounded to bfloat16 in the worker's layout; type and shape as above."""
     padded = F.pad(weight.bfloat16(), (0, -weight.shape[1] % BLOCK)).view(torch.int16)
-    return _bytes(_grouped(padded, 1).squeeze(3).permute(0, 1, 2, 4, 5, 3))
+    return panel_bytes(_grouped(padded, 1).squeeze(3).permute(0, 1, 2, 4, 5, 3))
 
 
 def _grouped(tensor: torch.Tensor, pairs: int) -> torch.Tensor:
@@ -87,17 +90,10 @@ def _grouped(tensor: torch.Tensor, pairs: int) -> torch.Tensor:
     return panels.permute(0, 3, 4, 5, 6, 1, 2)
 
 
-def _numbers(tensor: torch.Tensor) -> torch.Tensor:
-    return _bytes(in_panels(tensor, PANEL).transpose(1, 2))
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view(torch.uint8).flatten(2)
-
-
 @compiled_once
 def _worker(bits: int) -> Compiled:
-    return Compiled(lambda: cpu_bfloat16_kernel.make_worker(bits), weight_codes)
+    modules = cpu_pairs, cpu_bfloat16_tiles, cpu_bfloat16_weights, weight_codes
+    return Compiled(lambda: cpu_bfloat16_kernel.make_worker(bits), *modules)
 
 
 _workspace = Workspace(PARAMS.itemsize)

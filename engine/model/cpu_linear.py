@@ -24,7 +24,15 @@ from engine.attention.cpu_compile import Compiled, compiled_once
 from engine.attention.cpu_lanes import LANES
 from engine.model import cpu_linear_kernel, weight_codes
 from engine.model.cpu_linear_kernel import BITS, CHUNK, FIELDS, PANEL, PARAMS, VECTORS
-from engine.model.weight_codes import BLOCK, BlockCodes, block_codes, in_panels, is_bfloat16
+from engine.model.weight_codes import (
+    BLOCK,
+    BlockCodes,
+    block_codes,
+    factors_in_panels,
+    in_panels,
+    is_bfloat16,
+    panel_bytes,
+)
 
 if TYPE_CHECKING:
     from engine.model.projection import Projection
@@ -64,14 +72,14 @@ def pack_codes(codes: BlockCodes) -> torch.Tensor:
     Returns:
         uint8 `[panels, blocks, bytes of a block]`.
     """
-    parts = [_bytes(_panels(codes.scales[..., None]).squeeze(-1))]
+    parts = [factors_in_panels(codes.scales, PANEL)]
     if codes.minima is not None:
-        parts.append(_bytes(_panels(codes.minima[..., None]).squeeze(-1)))
+        parts.append(factors_in_panels(codes.minima, PANEL))
     numbers = _panels(_blocks(codes.codes))
     if codes.bits == 4:
         lower, upper = _halves(numbers)
         numbers = lower | (upper << 4)
-    parts.append(_bytes(numbers))
+    parts.append(panel_bytes(numbers))
     return torch.cat(parts, 2)
 
 
@@ -96,10 +104,6 @@ def _halves(panels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Of each two vectors of a panel the first and the second."""
     lower, upper = panels.reshape(*panels.shape[:-1], VECTORS // 2, 2, LANES).unbind(-2)
     return lower.flatten(-2), upper.flatten(-2)
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view(torch.uint8).flatten(2)
 
 
 @compiled_once

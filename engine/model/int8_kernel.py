@@ -21,7 +21,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from engine.attention.cpu_compile import OPTIONS
-from engine.attention.cpu_lanes import F32, I8, I16, I32, I64, const, fma, pointer, span, splat
+from engine.attention.cpu_emit import call, int64
+from engine.attention.cpu_lanes import F32, I8, I16, I32, const, fma, pointer, span, splat
 from engine.attention.cpu_vector import fetch_add, pointer_to
 from engine.model.weight_codes import BLOCK
 
@@ -75,16 +76,10 @@ _SHORTS = ir.VectorType(I16, 2 * WIDTH)
 _PAIR_PRODUCTS = bool(llvm.get_host_cpu_features().get("avx2"))
 
 
-def _int(value):
-    return ir.Constant(I64, value)
-
-
 def _add_products(builder, sums, a, b):
     """Give sums[i] + a[2 i] b[2 i] + a[2 i + 1] b[2 i + 1]."""
     if _PAIR_PRODUCTS:
-        signature = ir.FunctionType(_SUMS, [_SHORTS, _SHORTS])
-        function = cgutils.get_or_insert_function(builder.module, signature, "llvm.x86.avx2.pmadd.wd")
-        return builder.add(sums, builder.call(function, [a, b]))
+        return builder.add(sums, call(builder, "llvm.x86.avx2.pmadd.wd", _SUMS, a, b))
     wide = ir.VectorType(I32, 2 * WIDTH)
     products = builder.mul(builder.sext(a, wide), builder.sext(b, wide))
     for first in (0, 1):
@@ -105,12 +100,12 @@ def _cells(builder, num_rows, vector):
 
 def _add_block(builder, num_rows, inputs, weights, block, sums):
     """Add a block's products to integer sums."""
-    first = builder.mul(block, _int(PAIRS))
-    with span(builder, _int(PAIRS), 1) as (index, _):
+    first = builder.mul(block, int64(PAIRS))
+    with span(builder, int64(PAIRS), 1) as (index, _):
         pair = builder.add(first, index)
         shorts = []
         for half in range(HALVES):
-            place = builder.add(builder.mul(pair, _int(2 * OUTPUTS)), _int(2 * WIDTH * half))
+            place = builder.add(builder.mul(pair, int64(2 * OUTPUTS)), int64(2 * WIDTH * half))
             raw = builder.load(pointer(builder, weights, place, 1, ir.VectorType(I8, 2 * WIDTH)), align=1)
             shorts.append(builder.sext(raw, _SHORTS))
         for r in range(num_rows):
@@ -122,16 +117,16 @@ def _add_block(builder, num_rows, inputs, weights, block, sums):
 
 def _factors(builder, address, index):
     """The floats of a panel's outputs, number `index` at an address, as `HALVES` vectors."""
-    first = builder.mul(index, _int(OUTPUTS))
-    places = [builder.add(first, _int(half * WIDTH)) for half in range(HALVES)]
+    first = builder.mul(index, int64(OUTPUTS))
+    places = [builder.add(first, int64(half * WIDTH)) for half in range(HALVES)]
     return [builder.load(pointer(builder, address, place, 4, _FLOATS), align=4) for place in places]
 
 
 def _multiply_tile(builder, num_rows, row, args):
     """A panel of outputs for a literal number of rows, from `row` on."""
     codes, row_scales, block_sums, num_blocks, weights, scales, minima, bias, y, y_stride = args
-    rows = [builder.add(row, _int(r)) for r in range(num_rows)]
-    row_bytes = builder.mul(num_blocks, _int(2 * BLOCK))
+    rows = [builder.add(row, int64(r)) for r in range(num_rows)]
+    row_bytes = builder.mul(num_blocks, int64(2 * BLOCK))
     inputs = [builder.add(codes, builder.mul(r, row_bytes)) for r in rows]
     totals = _cells(builder, num_rows, _FLOATS)
     with span(builder, num_blocks, 1) as (block, _):
@@ -142,19 +137,19 @@ def _multiply_tile(builder, num_rows, row, args):
             for half, cell in enumerate(totals[r]):
                 exact = builder.sitofp(builder.load(sums[r][half]), _FLOATS)
                 builder.store(fma(builder, exact, factors[half], builder.load(cell)), cell)
-        with builder.if_then(builder.icmp_signed("!=", minima, _int(0))):
+        with builder.if_then(builder.icmp_signed("!=", minima, int64(0))):
             lowest = _factors(builder, minima, block)
             for r in range(num_rows):
                 index = builder.add(builder.mul(rows[r], num_blocks), block)
                 given = splat(builder, builder.load(pointer(builder, block_sums, index, 4, F32), align=4), WIDTH)
                 for half, cell in enumerate(totals[r]):
                     builder.store(fma(builder, given, lowest[half], builder.load(cell)), cell)
-    added = _factors(builder, bias, _int(0))
+    added = _factors(builder, bias, int64(0))
     for r in range(num_rows):
         size = splat(builder, builder.load(pointer(builder, row_scales, rows[r], 4, F32), align=4), WIDTH)
         for half, cell in enumerate(totals[r]):
             value = builder.fadd(builder.fmul(builder.load(cell), size), added[half])
-            index = builder.add(builder.mul(rows[r], y_stride), _int(half * WIDTH))
+            index = builder.add(builder.mul(rows[r], y_stride), int64(half * WIDTH))
             builder.store(value, pointer(builder, y, index, 4, _FLOATS), align=4)
 
 
@@ -167,13 +162,13 @@ def multiply(
     def codegen(context, builder, signature, args):
         first_, stop_, *rest = args
         count = builder.sub(stop_, first_)
-        whole = builder.and_(count, _int(-ROWS))
+        whole = builder.and_(count, int64(-ROWS))
         with span(builder, whole, ROWS) as (index, _):
             _multiply_tile(builder, ROWS, builder.add(first_, index), rest)
         row = builder.add(first_, whole)
         for height in (2, 1):
-            some = builder.and_(count, _int(height))
-            with builder.if_then(builder.icmp_signed("!=", some, _int(0))):
+            some = builder.and_(count, int64(height))
+            with builder.if_then(builder.icmp_signed("!=", some, int64(0))):
                 _multiply_tile(builder, height, row, rest)
             row = builder.add(row, some)
         return context.get_dummy_value()

@@ -106,6 +106,16 @@ def in_panels(tensor: torch.Tensor, outputs: int) -> torch.Tensor:
     return tensor.reshape(-1, outputs, *tensor.shape[1:])
 
 
+def panel_bytes(panels: torch.Tensor) -> torch.Tensor:
+    """`[panels, blocks, ...]` as the bytes of each block of a panel, uint8 `[panels, blocks, n]`."""
+    return panels.contiguous().view(torch.uint8).flatten(2)
+
+
+def factors_in_panels(factors: torch.Tensor, outputs: int) -> torch.Tensor:
+    """Scales or minima `[out, blocks]` as such bytes: of each block those of the panel's outputs."""
+    return panel_bytes(in_panels(factors, outputs).transpose(1, 2))
+
+
 _Codes = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
