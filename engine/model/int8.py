@@ -5,8 +5,8 @@ byte where one is too coarse (`byte_products.py`). Elsewhere the sum of two prod
 which would leave the inputs 7 bits and change one greedy token in five; so there inputs have 16 bits, which are
 multiplied as fast (`int8_products.py`).
 
-Either way what a request computes does not depend on who else is in its batch, and one that was preempted and computed
-again gets the same numbers: inputs are scaled row by row (as per token in LLM.int8(), Dettmers et al. 2022) or finer.
+Either way a row's result does not depend on what else is in its batch, and the same row computed again gives the same
+numbers: inputs are scaled row by row (as per token in LLM.int8(), Dettmers et al. 2022) or finer.
 """
 
 from __future__ import annotations

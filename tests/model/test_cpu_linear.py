@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numba
 import pytest
 import torch
 from coded_weights import eight_bits, four_bits, of_bfloat16
 from test_greedy_equality import GREEDY, prompt_of
+from test_tokenizer import byte_tokenizer
 from tiny_models import engine_over, fresh_model, run
 
+from engine.attention import cpu
 from engine.attention.cpu_compile import Compiled, CompileError, compiled_once
-from engine.model import cpu_bfloat16, cpu_bfloat16_kernel, cpu_linear, cpu_linear_kernel, projection
+from engine.config import CacheConfig, ConfigError, EngineConfig, ModelConfig
+from engine.model import cpu_bfloat16, cpu_bfloat16_kernel, cpu_linear, cpu_linear_kernel, load_engine, projection
 from engine.model.cpu_linear import bfloat16_linear, exact_linear
 from engine.model.cpu_linear_kernel import BITS
 from engine.model.projection import make_bfloat16_projection, make_exact_projection, multiplies_bfloat16
+
+if TYPE_CHECKING:
+    from engine.engine import PagedEngine
 
 FORMS = pytest.mark.parametrize("make", [four_bits, eight_bits, of_bfloat16])
 
@@ -140,6 +147,31 @@ def test_what_cannot_be_compiled_is_tried_and_said_once_and_computed_by_torch(dt
     assert [record.getMessage() for record in caplog.records] == [
         "weights keep all their bytes: their worker cannot be compiled (CompileError: no such processor)"
     ]
+
+
+def test_a_model_runs_where_attention_cannot_be_compiled(monkeypatch, caplog, tmp_path) -> None:
+    def fail(*types: torch.dtype) -> float:
+        raise CompileError("no such processor")
+
+    monkeypatch.setattr(cpu, "warmup", fail)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    model = fresh_model("llama")
+    model.resize_token_embeddings(258)
+    model.save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+
+    def load(attention: str) -> PagedEngine:
+        settings = ModelConfig(str(tmp_path), "cpu", "float32", attention)
+        return load_engine(EngineConfig(model=settings, cache=CacheConfig(num_blocks=64)))
+
+    engine = load("auto")
+    assert engine.header.model.attention == "reference"
+    assert all(run(engine, [prompt_of(20)], GREEDY))
+    assert [
+        record.getMessage() for record in caplog.records if record.name == "engine" and record.levelname == "WARNING"
+    ] == ["attention is computed by torch, slowly: its worker cannot be compiled (no such processor)"]
+    with pytest.raises(ConfigError, match=r"cannot be compiled .*: use --attention auto"):
+        load("cpu")
 
 
 def test_inputs_that_do_not_fit_are_refused() -> None:
