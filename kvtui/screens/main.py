@@ -209,6 +209,7 @@ class MainScreen(Screen[None]):
         self.wide = not self.tiny and width >= WIDE and height >= 30
         self.set_class(self.tiny, "-tiny")
         self.set_class(not self.wide, "-narrow")
+        self.transport.set_class(self.wide, "-roomy")
         self.set_class(not self.wide and self.tab == 0, "-blocks-tab")
         if self.tiny:
             self.query_one("#too-small", Static).update(

@@ -56,7 +56,8 @@ class PositionBar:
             window: Its first and last step.
 
         Returns:
-            The roles are `done`, `head`, `ahead`, `window`, and `mark` with the number of a kind.
+            The roles are `done`, `head`, `ahead`, `window`, and `mark` with the number of a kind: `past` with it where
+            the mark lies in front of the head, so that one sees how far it is where there is a mark in every cell.
         """
         if self.cells < 1:
             return []
@@ -65,16 +66,25 @@ class PositionBar:
         roles = ["done"] * head + ["ahead"] * (self.cells - head)
         for cell, kind in enumerate(marks):
             if kind >= 0:
-                chars[cell], roles[cell] = glyphs.step_marks[kind], f"mark{kind}"
+                chars[cell], roles[cell] = glyphs.step_marks[kind], f"{'past' if cell < head else 'mark'}{kind}"
         if window is not None:
             for step, char in zip(window, glyphs.window, strict=True):
                 cell = self.cell_of(min(max(step, self.first), self.last))
                 chars[cell], roles[cell] = char, "window"
         chars[head], roles[head] = "O" if glyphs.ascii else glyphs.live, "head"
-        pieces: list[tuple[str, str]] = []
-        for role, cells in groupby(range(self.cells), roles.__getitem__):
-            pieces.append(("".join(chars[cell] for cell in cells), role))
-        return pieces
+        return _pieces(chars, roles)
+
+    def marks_alone(self, glyphs: Glyphs, marks: Sequence[int]) -> list[tuple[str, str]]:
+        """The marks as a row of their own, to stand above the bar; `none` is the role of what lies between them."""
+        chars = [glyphs.step_marks[kind] if kind >= 0 else " " for kind in marks]
+        return _pieces(chars, [f"mark{kind}" if kind >= 0 else "none" for kind in marks])
+
+
+def _pieces(chars: list[str], roles: list[str]) -> list[tuple[str, str]]:
+    pieces: list[tuple[str, str]] = []
+    for role, cells in groupby(range(len(chars)), roles.__getitem__):
+        pieces.append(("".join(chars[cell] for cell in cells), role))
+    return pieces
 
 
 def rarest(flags: npt.NDArray[np.uint8], kinds: int, counts: Sequence[int]) -> list[int]:

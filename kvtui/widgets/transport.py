@@ -44,10 +44,15 @@ class MarkKindPicked(Message):
 
 
 class Transport(LinePanel, can_focus=False):
-    """What moves and how fast, the position bar, step and time. A press or a drag on the bar posts `SeekRequested`."""
+    """What moves and how fast, the position bar, step and time. A press or a drag on the bar posts `SeekRequested`.
+
+    With the class `-roomy` the marks have a row of their own above the bar; else they lie on it, and what has been
+    played has a ground of its own.
+    """
 
     DEFAULT_CSS = """
     Transport { height: 1; }
+    Transport.-roomy { height: 2; }
     """
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:  # noqa: A002
@@ -60,7 +65,7 @@ class Transport(LinePanel, can_focus=False):
         self._asked = -1
 
     def rows(self, view: View, width: int, height: int) -> Sequence[Hashable]:
-        """The pieces of the line, each with the role that it is drawn in."""
+        """The pieces of each line, with the role that each is drawn in; the bar is on the last one."""
         source = view.source
         sign, role = sign_of(view)
         places = places_of(view)
@@ -77,7 +82,11 @@ class Transport(LinePanel, can_focus=False):
         bar = PositionBar(max(0, cells), source.first, max(source.first, last), source.position)
         self._bar, self._bar_start = bar, start
         self._counts_start = start + bar.cells + 2
-        return [(sign, role, tuple(bar.runs(view.glyphs, self._marks(view, bar), source.window)), counts, text)]
+        marks = self._marks(view, bar)
+        if height < 2:
+            return [(sign, role, tuple(bar.runs(view.glyphs, marks, source.window)), counts, text, True)]
+        line = (sign, role, tuple(bar.runs(view.glyphs, (), source.window)), counts, text, False)
+        return [(start, *bar.marks_alone(view.glyphs, marks)), line]
 
     def _marks(self, view: View, bar: PositionBar) -> list[int]:
         """The kind of mark in each cell of the bar; the same as long as nothing becomes known and nothing moves."""
@@ -89,12 +98,20 @@ class Transport(LinePanel, can_focus=False):
         return self._marks_drawn
 
     def draw(self, view: View, key: Hashable, width: int) -> Strip:
-        """The line."""
+        """A line."""
         assert isinstance(key, tuple)
         palette = view.palette
         styles = {"done": palette.accent, "head": palette.strong, "ahead": palette.faint, "window": palette.strong}
-        styles |= {f"mark{kind}": palette.mark(kind) for kind in MarkKind}
-        sign, role, bar, counts, text = key
+        styles |= {f"mark{kind}": palette.mark(kind) for kind in MarkKind} | {"none": palette.blank}
+        if isinstance(key[0], int):
+            line = Line(width, palette.blank).gap(key[0])
+            for piece, kind in key[1:]:
+                line.add(piece, styles[kind])
+            return line.strip()
+        sign, role, bar, counts, text, with_marks = key
+        if with_marks:
+            styles["done"] += palette.selection
+            styles |= {f"past{kind}": palette.mark(kind) + palette.selection for kind in MarkKind}
         line = Line(width, palette.blank).gap().add(sign, palette.role(role)).gap(2)
         for piece, kind in bar:
             line.add(piece, styles[kind])

@@ -25,7 +25,9 @@ def test_the_head_is_drawn_over_marks_and_marks_over_the_bar():
     marks = [-1, 0, -1, 1, 2, -1, 3, -1, -1, 4]
     assert text(bar, marks) == "━▼━×●─⇄──▌"
     assert text(bar, marks, glyphs=ASCII) == "=v=xO-%--|"
-    assert ("▼", "mark0") in bar.runs(UNICODE, marks)
+    assert ("▼", "past0") in bar.runs(UNICODE, marks), "how far it is shows among marks as well"
+    assert ("▌", "mark4") in bar.runs(UNICODE, marks)
+    assert "".join(piece for piece, _ in bar.marks_alone(UNICODE, marks)) == " ▼ ×! ⇄  ▌"
 
 
 def test_a_window_has_its_ends_on_the_bar_also_where_it_reaches_beyond():

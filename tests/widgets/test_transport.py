@@ -6,7 +6,7 @@ import pytest
 from panel_session import Session, busy_session, lines, shown
 
 from engine.trace.damage import Damage
-from engine.trace.marks import MarkKind
+from engine.trace.marks import MarkKind, Marks
 from kvtui.widgets.transport import Transport
 
 
@@ -172,3 +172,37 @@ async def test_before_the_first_step_the_bar_stands_at_the_start():
         line = lines(panel)[0]
         assert "start / 49" in line
         assert "━" not in line
+
+
+def full_of_marks(at: int) -> Session:
+    """A recording with a mark in every step."""
+    session = played(at=at)
+    session.marks = Marks()
+    for _ in range(101):
+        session.marks.append((1 << MarkKind.PREEMPTED) | (1 << MarkKind.EVICTED))
+    return session
+
+
+async def test_with_room_marks_have_a_row_of_their_own_and_the_fill_is_seen_however_many_there_are():
+    panel = Transport()
+    async with shown(panel, full_of_marks(50).view(), 120, 2) as pilot:
+        marks, bar = lines(panel)
+        start, stop = bar.index("━"), bar.rindex("─")
+        assert set(marks[start : stop + 1]) <= set("▼×")
+        assert abs(bar.count("━") - bar.count("─")) <= 1
+        assert not set("▼×") & set(bar[start : stop + 1])
+        await pilot.mouse_down(panel, offset=((start + stop) // 2, 0))
+        await pilot.mouse_up(panel, offset=((start + stop) // 2, 0))
+        await pilot.pause()
+        assert abs(pilot.app.posted[0].step - 50) <= 1, "the marks are pressed like the bar below them"
+
+
+async def test_without_room_what_has_been_played_has_a_ground_of_its_own_under_the_marks():
+    panel = Transport()
+    async with shown(panel, full_of_marks(50).view(), 80, 1):
+        cells = [(char, style) for text, style, _ in panel.render_line(0) for char in text]
+        at = [x for x, (char, _) in enumerate(cells) if char in "▼×" and x > 6]
+        head = next(x for x, (char, _) in enumerate(cells) if char == "●" and at[0] < x)
+        grounds = {x: cells[x][1].bgcolor for x in at}
+        assert len({grounds[x] for x in at if x < head}) == 1
+        assert {grounds[x] for x in at if x < head}.isdisjoint({grounds[x] for x in at if x > head})
