@@ -10,6 +10,8 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
+from kvtui.unheard_keys import drop_typed
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -92,12 +94,20 @@ def driver_for(terminal: TextIO, on_leave: Callable[[], None]) -> type[Driver]:
 
         def __init__(self, app: App[Any], **settings: Any) -> None:
             super().__init__(app, **settings)
+            self._started = False
             self._file = _LastingFile(terminal)  # type: ignore[assignment]
             # Textual's own handlers write in the middle of whatever they interrupt: where that was a write, they would
             # wait for ever for the queue that it holds.
             loop = asyncio.get_running_loop()
             loop.add_signal_handler(signal.SIGTSTP, self._sigtstp_application)
             loop.add_signal_handler(signal.SIGCONT, self._sigcont_application)
+
+        def start_application_mode(self) -> None:
+            if not self._started:
+                # What was typed before there was anything to see was not meant for what is seen now.
+                self._started = True
+                drop_typed()
+            super().start_application_mode()  # type: ignore[no-untyped-call]
 
         def _get_terminal_size(self) -> tuple[int, int]:
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -71,6 +72,7 @@ def race_command(
     from kvtui.race.lane import POLICIES, run_lane
     from kvtui.race.report import as_json as json_of
     from kvtui.race.report import result_of
+    from kvtui.unheard_keys import unheard_keys
 
     on_screen = not as_json and not as_text and _can_draw()
     settings = settings_for(theme) if on_screen else None
@@ -81,13 +83,14 @@ def race_command(
     arrivals = _arrivals(recording, workload or DEFAULT_WORKLOAD, num_blocks, block_size, max_num_seqs, num, seed)
     on_terminal = sys.stderr.isatty()
     lanes: list[Lane] = []
-    for policy in POLICIES:
+    with unheard_keys() if on_screen else contextlib.nullcontext():
+        for policy in POLICIES:
 
-        def progress(steps: int, policy: str = policy) -> None:
-            if on_terminal:
-                print(f"\r\x1b[2Krunning {policy}: step {steps:,}", end="", file=sys.stderr, flush=True)
+            def progress(steps: int, policy: str = policy) -> None:
+                if on_terminal:
+                    print(f"\r\x1b[2Krunning {policy}: step {steps:,}", end="", file=sys.stderr, flush=True)
 
-        lanes.append(run_lane(arrivals, policy, progress))
+            lanes.append(run_lane(arrivals, policy, progress))
     if on_terminal:
         print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
     results = [result_of(lane) for lane in lanes]

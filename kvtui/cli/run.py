@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import json
 import os
@@ -289,8 +290,13 @@ def run_command(
         open_recording(record, force=force)
     on = None if no_listen or (headless and listen is None) else ListenOn(listen, token)
     bound = bind_listener(on) if on is not None else None
+    from kvtui.unheard_keys import unheard_keys
+
     try:
-        engine = open_engine(config, title or (asked.title if asked else ""), description)
+        with contextlib.nullcontext() if headless else unheard_keys():
+            engine = open_engine(config, title or (asked.title if asked else ""), description)
+            if not headless:
+                import kvtui.app  # noqa: F401 (takes a while, and the keys are still to be dropped)
     except BaseException:
         if bound is not None:
             bound[0].close()
