@@ -108,6 +108,8 @@ class MainScreen(Screen[None]):
     }
     MainScreen.-narrow.-blocks-tab #inspector { height: 38%; min-height: 5; }
     MainScreen > ToastRack { margin-bottom: 2; }
+    MainScreen.-narrow > ToastRack { dock: top; align: right top; margin: 2 0 0 0; }
+    MainScreen.-narrow Toast { width: 100%; max-width: 100%; padding: 0 1; margin: 0; }
     MainScreen.-tiny {
         #body, #header, #footer, #tabs, #transport { display: none; }
         #too-small { display: block; }

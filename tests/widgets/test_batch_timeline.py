@@ -125,3 +125,16 @@ async def test_the_title_has_the_average_batch():
     panel = BatchTimeline()
     async with shown(panel, session.view(), 80, 10):
         assert "average 3.0" in panel.border_title
+
+
+async def test_steps_have_a_thousands_separator_as_everywhere_else() -> None:
+    session = Session()
+    for _ in range(40):
+        session.ask(max_tokens=30)
+        session.run(29)
+    panel = BatchTimeline()
+    async with shown(panel, session.view(), 120, 12):
+        heading = lines(panel)[0]
+        last = session.state.step
+        assert last > 1000
+        assert heading.rstrip().endswith(f"{last:,}")
