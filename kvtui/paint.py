@@ -132,3 +132,12 @@ def show_title(widget: Widget, title: Content) -> None:
         widget._border_title = title
     else:
         widget.border_title = title
+
+
+def show_subtitle(widget: Widget, words: Content) -> None:
+    """Put words into a widget's lower border, as `show_title` does with its title."""
+    painter = getattr(widget.app, "painter", None)
+    if isinstance(painter, Painter) and painter.take(widget, (widget.outer_size.height - 1,)):
+        widget._border_subtitle = words
+    else:
+        widget.border_subtitle = words

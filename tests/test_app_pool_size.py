@@ -134,6 +134,7 @@ async def test_the_order_is_chosen_by_key_and_named_in_the_title() -> None:
 async def test_a_title_too_long_for_its_panel_leaves_counts_out_instead_of_being_cut() -> None:
     app = app_over(1_000_000)
     async with app.run_test(size=(110, 32)) as pilot:
+        await drawn(pilot)
         await pilot.press("o", "o")
         for _ in range(50):
             # A pool of this size may be sorted over several frames.

@@ -10,9 +10,11 @@ import time
 from typing import TYPE_CHECKING, ClassVar
 
 from textual.binding import Binding
+from textual.content import Content
 
 from kvtui.growing_text import GrowingText
 from kvtui.own_command import inject_command
+from kvtui.paint import show_subtitle
 from kvtui.queue_head import QueueHead
 from kvtui.safe_text import SPECIAL, clean, fit
 from kvtui.safe_text import width as cells_of
@@ -84,6 +86,7 @@ class Inspector(WheelScrolled, LinePanel):
         self._entries: list[Entry] = []
         self._cursor = 0
         self._top = 0
+        self._what_follows = ""
         self._list_at = 0
         """Lines in front of the list."""
         self._list_room = 0
@@ -289,8 +292,9 @@ class Inspector(WheelScrolled, LinePanel):
             short = f"{where} {dot} wheel, j k"
             full = f"{where} {dot} wheel, or j k{'' if self.has_focus else ' in this panel'}"
             words = full if cells_of(full) + _BORDER_AROUND_WORDS <= self.outer_size.width else short
-        if words != (self.border_subtitle or ""):
-            self.border_subtitle = words
+        if words != self._what_follows:
+            self._what_follows = words
+            show_subtitle(self, Content(words))
 
     def _text_rows(self, view: View, request: RequestState, width: int, room: int) -> list[Row]:
         """The lines of prompt and output that are in sight, each kind with its label on the first of them."""
