@@ -243,13 +243,18 @@ def span(builder: Any, stop: Any, step: int) -> Any:
     return cgutils.for_range_slice(builder, ir.Constant(I64, 0), stop, ir.Constant(I64, step), intp=I64)
 
 
-def chunks(builder: Any, count: Any, body: Any) -> None:
-    """Emit body(index, lanes) for whole vectors and then, one by one, for the elements that are left."""
-    whole = builder.and_(count, ir.Constant(I64, -LANES))
-    with span(builder, whole, LANES) as (i, _):
-        body(i, LANES)
+def steps(builder: Any, count: Any, size: int, body: Any) -> None:
+    """Emit body(index, size) for whole steps of a power of two and then body(index, 1) for what is left of count."""
+    whole = builder.and_(count, ir.Constant(I64, -size))
+    with span(builder, whole, size) as (i, _):
+        body(i, size)
     with cgutils.for_range_slice(builder, whole, count, ir.Constant(I64, 1), intp=I64) as (i, _):
         body(i, 1)
+
+
+def chunks(builder: Any, count: Any, body: Any) -> None:
+    """Emit body(index, lanes) for whole vectors and then, one by one, for the elements that are left."""
+    steps(builder, count, LANES, body)
 
 
 def rms_norm(builder: Any, tag: Any, count: Any, eps: Any, weight: Any, read: Any, read_again: Any, write: Any) -> None:

@@ -15,7 +15,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from engine.attention.cpu_emit import FIRST_CACHE, SECOND_CACHE, int64, plus, prefetch
-from engine.attention.cpu_lanes import F32, I64, const, load, pointer, store
+from engine.attention.cpu_lanes import F32, I64, const, load, pointer, steps, store
 from engine.attention.cpu_pairs import (
     LANES,
     WORDS,
@@ -40,14 +40,6 @@ def _at(builder, row, stride, index):
 
 def _loop(builder, start, stop, step):
     return cgutils.for_range_slice(builder, start, stop, int64(step), intp=I64)
-
-
-def _steps(builder, stop, tile, body):
-    """Call body(start, size) to emit a loop of whole tiles up to stop, and one of single steps for the rest."""
-    whole = builder.and_(stop, int64(-tile))
-    for start, end, size in ((int64(0), whole, tile), (whole, stop, 1)):
-        with _loop(builder, start, end, size) as (index, _):
-            body(index, size)
 
 
 def _by_height(builder, rows, heights, body):
@@ -207,7 +199,7 @@ def pair_weigh(typingctx, rows, weights, stride, rest, base, offsets, positions,
                     for cell, place in zip(cells[r], places[r], strict=True):
                         store(builder, builder.load(cell), acc_, place)
 
-            _steps(builder, builder.lshr(width_, int64(5)), 2, columns)
+            steps(builder, builder.lshr(width_, int64(5)), 2, columns)
 
         _by_height(builder, rows_, (3, 1), tile)
         return context.get_dummy_value()
@@ -314,7 +306,7 @@ def pair_product(typingctx, split, rows, a, a_stride, rest, b, b_stride, pairs, 
                     for cell, place in zip(cells[r], places[r], strict=True):
                         store(builder, builder.load(cell), out_, place)
 
-            _steps(builder, chunks_, 4, columns)
+            steps(builder, chunks_, 4, columns)
 
         _by_height(builder, rows_, _HEIGHTS, tile)
         return context.get_dummy_value()

@@ -38,6 +38,7 @@ from engine.attention.cpu_lanes import (
     rms_norm,
     span,
     splat,
+    steps,
     store,
     to_codes,
 )
@@ -126,15 +127,6 @@ def _row_tiles(builder, rows):
         yield row, each
 
 
-def _steps(builder, stop, tile, body):
-    """Call body(start, size) to emit a loop of whole tiles up to stop, and one of single steps for the rest."""
-    whole = builder.and_(stop, ir.Constant(I64, -tile))
-    with span(builder, whole, tile) as (start, _):
-        body(start, tile)
-    with cgutils.for_range_slice(builder, whole, stop, ir.Constant(I64, 1), intp=I64) as (start, _):
-        body(start, 1)
-
-
 def _offset(builder, address, index, stride, size):
     """Address of element index * stride."""
     return builder.add(address, builder.mul(builder.mul(index, stride), ir.Constant(I64, size)))
@@ -169,7 +161,7 @@ def scores(typingctx, tag, ahead, rows, q, base, offsets, tokens, width, out, ou
                     target = _offset(builder, out_row, t, one, 4)
                     _dot_tile(builder, tag, num_rows, num_tokens, q_row, width_, keys, width_, target, os_)
 
-                _steps(builder, tokens_, TILE_TOKENS, body)
+                steps(builder, tokens_, TILE_TOKENS, body)
 
             each(tile)
         return context.get_dummy_value()
@@ -205,7 +197,7 @@ def weigh(typingctx, tag, ahead, rows, w, w_stride, base, offsets, tokens, width
                         builder, tag, num_rows, num_chunks, w_row, ws_, values, tokens_, target, width_, early
                     )
 
-                _steps(builder, chunks, TILE_CHUNKS, body)
+                steps(builder, chunks, TILE_CHUNKS, body)
 
             each(tile)
         return context.get_dummy_value()
