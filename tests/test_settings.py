@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from screen_text import text_of
 from textual.binding import Binding
 from typer.testing import CliRunner
 
@@ -32,11 +33,6 @@ def app_with(settings: Settings, **options: object) -> KvtuiApp:
     source = RecordingSource(Recording.open(path), 200)
     source.pause()
     return KvtuiApp(source, settings=settings, **options)  # type: ignore[arg-type]
-
-
-def shown(app: KvtuiApp) -> str:
-    app.screen._compositor_refresh()
-    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
 
 
 def test_without_a_file_everything_is_as_it_comes(tmp_path: Path) -> None:
@@ -94,7 +90,7 @@ async def test_remapped_keys_act_and_are_shown_and_the_old_ones_rest(tmp_path: P
         await pilot.press("f5")
         assert app.source.paused
         await pilot.pause(0.2)
-        footer = shown(app).splitlines()[-1]
+        footer = text_of(app).splitlines()[-1]
         assert "x or f5 resume" in footer
         assert "= find" in footer
         commands = {command.title: command.help for command in app.get_system_commands(app.screen)}
@@ -105,22 +101,22 @@ async def test_hidden_panels_stay_away_until_they_are_asked_for(tmp_path: Path) 
     app = app_with(load_settings(written(tmp_path, 'hide = ["batch", "inspector"]')))
     async with app.run_test(size=WIDE) as pilot:
         await pilot.pause(0.3)
-        assert "Batch per iteration" not in shown(app)
-        assert "Requests" in shown(app)
+        assert "Batch per iteration" not in text_of(app)
+        assert "Requests" in text_of(app)
         await pilot.press("4")
         await pilot.pause(0.3)
-        assert "Batch per iteration" in shown(app)
+        assert "Batch per iteration" in text_of(app)
 
 
 async def test_glyphs_and_ascii_are_taken(tmp_path: Path) -> None:
     app = app_with(load_settings(written(tmp_path, '[glyphs]\ndecode = "◼"')))
     async with app.run_test(size=WIDE) as pilot:
         await pilot.pause(0.3)
-        assert "◼ decode" in shown(app)
+        assert "◼ decode" in text_of(app)
     app = app_with(load_settings(written(tmp_path, "ascii = true")))
     async with app.run_test(size=WIDE) as pilot:
         await pilot.pause(0.3)
-        assert shown(app).isascii()
+        assert text_of(app).isascii()
 
 
 async def test_a_theme_of_ones_own_lies_beside_the_file(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 from races import arrivals, lanes
-from rich.cells import cell_len
+from screen_text import text_of
 
 from engine.trace.events import StepTrace
 from engine.trace.state import PoolState
@@ -30,13 +30,6 @@ class Clock:
 
 def players() -> list[LanePlayer]:
     return [LanePlayer(lane) for lane in RACED]
-
-
-def screen_text(app: RaceApp) -> str:
-    app.screen._compositor_refresh()
-    lines = [strip.text for strip in app.screen._compositor.render_strips()]
-    assert all(cell_len(line) == app.size.width for line in lines)
-    return "\n".join(lines)
 
 
 def test_a_lane_shows_the_same_whichever_way_one_came(monkeypatch):
@@ -64,7 +57,7 @@ async def test_three_timelines_run_under_one_clock_until_the_last_is_done(size):
         clock.now = 0.2
         app.tick()
         await pilot.pause()
-        text = screen_text(app)
+        text = text_of(app)
         for policy in ("static", "contiguous", "paged"):
             assert re.search(rf"─ {policy} ─ (average|avg) batch \d", text)
         assert "0.2 / " in text
@@ -72,7 +65,7 @@ async def test_three_timelines_run_under_one_clock_until_the_last_is_done(size):
         clock.now = 10_000.0
         app.tick()
         await pilot.pause()
-        text = screen_text(app)
+        text = text_of(app)
         assert app.paused
         titles = [line for line in text.splitlines() if line.startswith("╭")]
         assert sum("· done " in title for title in titles) == (3 if size[0] > 60 else 0), "goes where there is no room"
@@ -115,13 +108,13 @@ async def test_a_click_selects_a_request_in_every_lane_and_ascii_and_small_termi
     app = RaceApp(players(), "small", ascii_only=True, clock=Clock())
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("end")
-        assert screen_text(app).isascii()
+        assert text_of(app).isascii()
         await pilot.press("ctrl+p")
         for _ in range(40):
             await pilot.pause(0.05)
-            if "One step back" in screen_text(app):
+            if "One step back" in text_of(app):
                 break
-        text = screen_text(app)
+        text = text_of(app)
         assert "One step back" in text
         assert text.isascii(), [c for c in text if not c.isascii()]
         await pilot.press("escape")
@@ -132,7 +125,7 @@ async def test_a_click_selects_a_request_in_every_lane_and_ascii_and_small_termi
         assert app._selected is None
         await pilot.resize_terminal(50, 10)
         await pilot.pause()
-        assert "kvtui needs 60 x 16" in screen_text(app)
+        assert "kvtui needs 60 x 16" in text_of(app)
 
 
 async def test_while_the_terminal_has_not_taken_what_was_drawn_nothing_is_drawn_and_then_the_present(monkeypatch):
@@ -152,7 +145,7 @@ async def test_the_bar_is_pressed_and_dragged_and_the_footers_words_are_clicked(
     app = RaceApp(players(), "small", clock=Clock())
     async with app.run_test(size=(120, 30)) as pilot:
         await pilot.pause()
-        bar = screen_text(app).splitlines()[-2]
+        bar = text_of(app).splitlines()[-2]
         start, stop = bar.index("─"), bar.rindex("─")
         await pilot.mouse_down("#race-bar", offset=((start + stop) // 2, 0))
         await pilot.pause()
@@ -163,10 +156,10 @@ async def test_the_bar_is_pressed_and_dragged_and_the_footers_words_are_clicked(
         await pilot.pause()
         assert app.seconds == pytest.approx(app.total, abs=0.06)
         for words, expected in (("home", 0.0), ("end", app.total)):
-            await pilot.click("#footer", offset=(screen_text(app).splitlines()[-1].index(words), 0))
+            await pilot.click("#footer", offset=(text_of(app).splitlines()[-1].index(words), 0))
             await pilot.pause()
             assert app.seconds == expected
-        assert "space resume" in screen_text(app)
+        assert "space resume" in text_of(app)
 
 
 async def test_keys_of_the_users_own_are_those_of_the_dashboard(tmp_path):
@@ -179,8 +172,8 @@ async def test_keys_of_the_users_own_are_those_of_the_dashboard(tmp_path):
         assert app.paused
         await pilot.press("f5")
         assert app.seconds == app.total
-        assert "z resume" in screen_text(app)
-        assert "f5 finish" in screen_text(app)
+        assert "z resume" in text_of(app)
+        assert "f5 finish" in text_of(app)
 
 
 @pytest.mark.parametrize("ascii_only", [False, True])
@@ -189,7 +182,7 @@ async def test_the_help_begins_with_the_lane_in_focus_and_has_every_key(ascii_on
     async with app.run_test(size=(84, 70)) as pilot:
         await pilot.press("tab", "tab", "question_mark")
         await pilot.pause()
-        text = screen_text(app)
+        text = text_of(app)
         first = [line.strip("│| ") for line in text.splitlines() if line.strip("│| ")][1]
         assert first == "paged"
         assert text.isascii() == ascii_only
@@ -197,7 +190,7 @@ async def test_the_help_begins_with_the_lane_in_focus_and_has_every_key(ascii_on
         for words in ("static", "contiguous", "take memory block by block", "ten with shift", "recompute"):
             assert words in " ".join(flowing.split())
         await pilot.press("escape")
-        assert "take memory block by block" not in screen_text(app)
+        assert "take memory block by block" not in text_of(app)
 
 
 def test_an_unknown_theme_is_named():
@@ -222,7 +215,7 @@ async def test_a_column_is_the_same_moment_in_every_lane_and_the_whole_race_fits
             app._go(app.total * share)
             await pilot.press("0", *["plus"] * zoom)
             await pilot.pause()
-            text = screen_text(app)
+            text = text_of(app)
             inner = size[0] - 2
             axis = app._time.axis(inner)
             assert axis.columns == inner - app._time.label - 1
@@ -251,7 +244,7 @@ async def test_one_sees_a_lane_done_while_another_still_runs():
     async with app.run_test(size=(200, 50)) as pilot:
         app._go((paged.seconds + static.seconds) / 2)
         await pilot.pause()
-        text = screen_text(app)
+        text = text_of(app)
         assert f"│ done after {paged.seconds:.1f} s" in lane_rows(text, "paged")[0]
         titles = {line.split()[1]: line for line in text.splitlines() if line.startswith("╭")}
         assert f"average batch {paged.average_batch:.2f} · {paged.tokens_per_s:,.1f} tokens/s" in titles["paged"]
@@ -267,7 +260,7 @@ async def test_at_the_finish_each_lane_says_its_average_batch_throughput_and_spe
     results = [player.result for player in app.players]
     async with app.run_test(size=size) as pilot:
         await pilot.press("end")
-        titles = [line for line in screen_text(app).splitlines() if line.startswith("╭")]
+        titles = [line for line in text_of(app).splitlines() if line.startswith("╭")]
         for title, result in zip(titles, results, strict=True):
             assert f"batch {result.average_batch:.2f} ·" in title
             assert f" {result.tokens_per_s:,.1f} tok" in title
@@ -309,9 +302,9 @@ async def test_requests_without_a_row_are_counted_and_keys_and_wheel_lead_to_the
     app = RaceApp(players(), "small", clock=Clock())
     async with app.run_test(size=(200, 24)) as pilot:
         await pilot.press("end")
-        text = screen_text(app)
+        text = text_of(app)
         shown = len(lane_rows(text, "static")) - 1
         assert f"{8 - shown} more requests: j k" in text
         assert "ask-0" in lane_rows(text, "static")[1]
         await pilot.press("down")
-        assert "ask-1" in lane_rows(screen_text(app), "static")[1]
+        assert "ask-1" in lane_rows(text_of(app), "static")[1]

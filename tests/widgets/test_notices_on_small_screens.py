@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from screen_text import screen_lines
 
 from engine.trace.reader import Recording
 from kvtui.app import KvtuiApp
@@ -10,11 +11,6 @@ from kvtui.packaged import packaged_folder
 from kvtui.sources.recorded import RecordingSource
 
 MESSAGE = "segment 12 of the recording is damaged: steps 3,072 to 3,327 cannot be shown, and what follows may be short"
-
-
-def screen(app: KvtuiApp) -> list[str]:
-    app.screen._compositor_refresh()
-    return [strip.text for strip in app.screen._compositor.render_strips()]
 
 
 @pytest.mark.parametrize("size", [(80, 24), (60, 16), (100, 28)])
@@ -27,10 +23,10 @@ async def test_an_error_leaves_the_inspector_below_the_blocks_readable(size) -> 
             app.hurry()
             await pilot.pause(0.2)
             region = app.main.inspector.region
-            before = screen(app)
+            before = screen_lines(app)
             app._report(MESSAGE)
             await pilot.pause(0.5)
-            after = screen(app)
+            after = screen_lines(app)
             told = " ".join(" ".join(line.strip("▌▐│┃ ") for line in after).split())
             assert "segment 12 of the recording is damaged" in told
             assert after[region.y : region.bottom] == before[region.y : region.bottom]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from rich.cells import cell_len
+from screen_text import frame, text_of
 
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.loop import EngineLoop
 from engine.request import SamplingParams
 from engine.simulated import simulated_engine
 from kvtui.app import KvtuiApp
+from kvtui.screens.help import KEYS
 from kvtui.sources.live import LiveSource
 from kvtui.view import BlockSelected
 
@@ -30,17 +31,8 @@ def app_over(num_blocks: int, requests: int = 3) -> KvtuiApp:
     return app
 
 
-def text_of(app: KvtuiApp) -> str:
-    app.screen._compositor_refresh()
-    lines = [strip.text for strip in app.screen._compositor.render_strips()]
-    assert all(cell_len(line) == app.size.width for line in lines)
-    return "\n".join(lines)
-
-
 async def drawn(pilot) -> str:
-    await pilot.pause()
-    pilot.app.hurry()
-    await pilot.pause()
+    await frame(pilot)
     return text_of(pilot.app)
 
 
@@ -172,8 +164,6 @@ async def test_pixels_are_turned_on_by_key_and_the_legend_says_so() -> None:
 
 
 async def test_zoom_order_and_jumps_are_in_the_command_palette_and_in_the_help() -> None:
-    from kvtui.screens.help import KEYS
-
     app = app_over(8)
     async with app.run_test(size=(120, 34)):
         named = {command.title for command in app.get_system_commands(app.screen)}
