@@ -10,6 +10,7 @@ its scales is complete in itself (`engine.attention.quantised`).
 
 from __future__ import annotations
 
+import math
 import os
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,9 @@ QUANTISED = (torch.int8, torch.float8_e4m3fn)
 
 SCALE_BYTES = 4
 """Of one token's and head's scale in a quantised cache, a float32."""
+
+_PAGE, _LARGE_PAGE = 4 << 10, 2 << 20
+"""Sizes of memory pages in bytes, of most processors."""
 
 _POISON_BYTE = 0x7F
 """The NaN of float8 e4m3; int8 has none, there the NaN of the scales must show."""
@@ -195,7 +199,10 @@ class KVCache:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Elements and scales of so many blocks."""
         shape = (num_blocks, self.num_layers, 2, self.num_kv_heads, self.block_size)
-        data = torch.empty((*shape, self.head_dim), dtype=self.dtype, device=device, pin_memory=pin_memory)
+        if device is not None and device.type == "cpu":
+            data = _on_pages((*shape, self.head_dim), self.dtype)
+        else:
+            data = torch.empty((*shape, self.head_dim), dtype=self.dtype, device=device, pin_memory=pin_memory)
         if self.dtype not in QUANTISED:
             return data, None
         return data, torch.empty(shape, dtype=torch.float32, device=device, pin_memory=pin_memory)
@@ -212,6 +219,18 @@ class KVCache:
         fit = int(free * _HEADROOM) // self.block_bytes
         advice = f"use at most {fit} (--num-blocks)" if fit else "use smaller blocks (--block-size) or a smaller model"
         return f"the KV cache does not fit on {self.device}: {size}, {in_bytes(free)} are free; {advice}"
+
+
+def _on_pages(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """An empty tensor in main memory that begins where a page does, a large one if it is as large.
+
+    A block of whole pages then touches no other page: to find one costs a processor as much as to read a line from it.
+    """
+    num_bytes = math.prod(shape) * dtype.itemsize
+    page = _LARGE_PAGE if num_bytes >= _LARGE_PAGE else _PAGE
+    room = torch.empty(num_bytes + page, dtype=torch.uint8)
+    first = -room.data_ptr() % page
+    return room[first : first + num_bytes].view(dtype).view(shape)
 
 
 def _parts(data: torch.Tensor, scales: torch.Tensor | None) -> Iterator[torch.Tensor]:
