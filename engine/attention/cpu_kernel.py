@@ -27,8 +27,10 @@ import numpy as np
 from numba import carray, njit
 
 from engine.attention import cpu_pairs
+from engine.attention.cpu_ahead import list_next_lines, touch_pages
 from engine.attention.cpu_compile import OPTIONS
 from engine.attention.cpu_lanes import LANES
+from engine.attention.cpu_lines import LINE
 from engine.attention.cpu_pair_kernel import attend_pairs
 from engine.attention.cpu_params import (
     ATTEND_AND_WRITE,
@@ -48,7 +50,6 @@ from engine.attention.cpu_tables import (
     copy_scales,
     first_seen,
     item_of,
-    list_next_lines,
     locate,
     table_of,
 )
@@ -175,10 +176,11 @@ def _attend(p, tag, cache_tag, table, first_row, first_pos, num_queries, first_h
         n = end - start
         padded = (n + LANES - 1) // LANES * LANES
         locate(p, size, table, start, n, 0, offsets, 0)
-        head_lines = n * p.head_dim * size // 64
+        head_lines = n * p.head_dim * size // LINE
         if direct:
             room = min((last_head - first_head) * head_lines + 2, p.max_lines)
             list_next_lines(p, size, table, end, stop, tile, first_head, last_head - first_head, 1, lines, room)
+            touch_pages(p, size, table, end, stop, tile, first_head, last_head - first_head, all_keys)
         for head in range(first_head, last_head):
             i = (head - first_head) * TILE_ROWS
             q, acc = all_q + i * p.width * 4, all_acc + i * p.width * 4

@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numba import carray, njit
 
+from engine.attention.cpu_ahead import list_next_lines, touch_pages
 from engine.attention.cpu_compile import OPTIONS
 from engine.attention.cpu_pair_products import (
     pack_keys,
@@ -25,7 +26,7 @@ from engine.attention.cpu_pair_softmax import pair_softmax
 from engine.attention.cpu_pairs import LANES
 from engine.attention.cpu_params import PAIR_HEIGHT, TILE_FEW, TILE_ROWS
 from engine.attention.cpu_rows import fetch_query, first_sums
-from engine.attention.cpu_tables import first_seen, list_next_lines, locate
+from engine.attention.cpu_tables import first_seen, locate
 from engine.attention.cpu_vector import fill, fill_offsets, pointer_to, scale_row, softcap_row, store_row
 
 _compiled = njit(**OPTIONS)
@@ -79,6 +80,7 @@ def attend_pairs(p, tag, table, first_row, first_pos, num_queries, first_head, l
         fill_offsets(offsets, n, padded - n, carray(pointer_to(offsets), n, np.int64)[n - 1], 0)
         head_lines = padded * p.width // 32
         list_next_lines(p, 2, table, end, stop, _TILE, first_head, num_heads, 2, lines, 2 * num_heads * head_lines)
+        touch_pages(p, 2, table, end, stop, _TILE, first_head, num_heads, all_keys)
         for i in range(num_heads):
             keys = all_keys + (first_head + i) * head_bytes
             soon = lines + i * head_lines * 8

@@ -14,8 +14,9 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from engine.attention.cpu_emit import FIRST_CACHE, SECOND_CACHE, int64, plus, prefetch
+from engine.attention.cpu_emit import FIRST_CACHE, int64, plus, prefetch
 from engine.attention.cpu_lanes import F32, I64, const, load, pointer, steps, store
+from engine.attention.cpu_lines import Lines
 from engine.attention.cpu_pairs import (
     LANES,
     WORDS,
@@ -57,17 +58,6 @@ def _by_height(builder, rows, heights, body):
                 body(row, low)
 
 
-class _Lines:
-    """Cache lines to ask for while others are read: a base address, and offsets of them from it."""
-
-    def __init__(self, builder, base, offsets):
-        self._builder, self._base, self._offsets = builder, base, offsets
-
-    def ask(self, number):
-        offset = self._builder.load(pointer(self._builder, self._offsets, number, 8, I64), align=8)
-        prefetch(self._builder, self._builder.add(self._base, offset), SECOND_CACHE)
-
-
 class _Positions:
     """Rows of the cache: an address, and offsets of each position's row from it."""
 
@@ -92,12 +82,12 @@ def pair_scores(typingctx, rows, q, base, offsets, positions, width, out, out_st
     """out[r, t] = q[r] . key[t] for few rows: q bfloat16 [rows, width], key t at base + offsets[t].
 
     Offsets are int64 bytes; positions come in multiples of 16, and width in multiples of 32. For each 64 bytes that are
-    read, a line at soon + lines[n] is asked for.
+    read, a line is asked for, see `Lines`: soon is their base address, lines the address of their offsets.
     """
 
     def codegen(context, builder, signature, args):
         rows_, q_, base_, offsets_, positions_, width_, out_, os_, soon_, lines_ = args
-        keys, ahead = _Positions(builder, base_, offsets_), _Lines(builder, soon_, lines_)
+        keys, ahead = _Positions(builder, base_, offsets_), Lines(builder, soon_, lines_)
         vectors = builder.lshr(width_, int64(5))
 
         def by_vectors(position, cells, addresses, queries):
@@ -161,7 +151,7 @@ def pair_weigh(typingctx, rows, weights, stride, rest, base, offsets, positions,
 
     def codegen(context, builder, signature, args):
         rows_, w_, ws_, rest_, base_, offsets_, positions_, width_, acc_, soon_, lines_ = args
-        values, ahead = _Positions(builder, base_, offsets_), _Lines(builder, soon_, lines_)
+        values, ahead = _Positions(builder, base_, offsets_), Lines(builder, soon_, lines_)
         left_ = builder.add(w_, rest_)
 
         def tile(row, height):
@@ -216,7 +206,7 @@ def pack_keys(typingctx, base, offsets, positions, width, target, stride, soon, 
 
     def codegen(context, builder, signature, args):
         base_, offsets_, positions_, width_, target_, stride_, soon_, lines_ = args
-        keys, ahead = _Positions(builder, base_, offsets_), _Lines(builder, soon_, lines_)
+        keys, ahead = _Positions(builder, base_, offsets_), Lines(builder, soon_, lines_)
         with _loop(builder, int64(0), positions_, LANES) as (position, _):
             line = builder.mul(position, builder.lshr(width_, int64(5)))
             with _loop(builder, int64(0), width_, WORDS) as (column, _):
@@ -243,7 +233,7 @@ def pack_values(typingctx, base, offsets, positions, width, target, soon, lines)
 
     def codegen(context, builder, signature, args):
         base_, offsets_, positions_, width_, target_, soon_, lines_ = args
-        values, ahead = _Positions(builder, base_, offsets_), _Lines(builder, soon_, lines_)
+        values, ahead = _Positions(builder, base_, offsets_), Lines(builder, soon_, lines_)
         with _loop(builder, int64(0), positions_, 2) as (position, _):
             addresses = [values.row(plus(builder, position, n)) for n in range(2)]
             line = builder.mul(position, builder.lshr(width_, int64(5)))

@@ -49,12 +49,12 @@ _OF_CACHES = (torch.bfloat16, torch.int8, torch.float8_e4m3fn)
 
 @compiled_once
 def _compiled(dtype: torch.dtype, cache_dtype: torch.dtype) -> Compiled:
-    from engine.attention import cpu_kernel, cpu_params, cpu_rows, cpu_tables
+    from engine.attention import cpu_ahead, cpu_kernel, cpu_rows, cpu_tables
     from engine.attention import cpu_pair_kernel as pair_kernel
     from engine.attention import cpu_pair_products as pair_products
     from engine.attention import cpu_pair_softmax as pair_softmax
 
-    modules = cpu_kernel, cpu_rows, cpu_tables, cpu_params, cpu_pairs, pair_kernel, pair_products, pair_softmax
+    modules = cpu_kernel, cpu_rows, cpu_tables, cpu_ahead, cpu_pairs, pair_kernel, pair_products, pair_softmax
     return Compiled(lambda: cpu_kernel.make_worker(TAGS[dtype], TAGS[cache_dtype]), *modules)
 
 

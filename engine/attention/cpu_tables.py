@@ -1,4 +1,4 @@
-"""Where the compiled CPU attention finds things: a ticket's item, a position's place, the lines that come next."""
+"""Where the compiled CPU attention finds things: a ticket's item, a position's place."""
 
 # mypy: ignore-errors
 # Compiled functions are typed by Numba, from the tag.
@@ -9,8 +9,7 @@ import numpy as np
 from numba import carray, njit
 
 from engine.attention.cpu_compile import OPTIONS
-from engine.attention.cpu_params import CURSOR
-from engine.attention.cpu_vector import copy_bytes, fetch_add, fill_offsets, pointer_to
+from engine.attention.cpu_vector import copy_bytes, fill_offsets, pointer_to
 
 _compiled = njit(**OPTIONS)
 
@@ -67,46 +66,3 @@ def table_of(p, seq):
 def first_seen(p, position):
     """The first position that a row at a position sees."""
     return max(0, position - p.window + 1) if p.window > 0 else 0
-
-
-@_compiled
-def list_lines(p, size, table, start, count, first_head, num_heads, halves, lines, room):
-    """Offsets of the cache lines that hold keys of positions and heads, in the order in which memory has them.
-
-    With two halves, of the values as well, which follow a block's keys.
-
-    At most `room` of them; the rest of the list is offset 0.
-    """
-    line = 0
-    block = start // p.block_size
-    slot = start - block * p.block_size
-    step = p.head_dim * size
-    while count > 0 and line < room:
-        n = min(count, p.block_size - slot)
-        at = table[block] * p.block_stride * size + slot * step
-        rows, several, height = num_heads, n * step, halves
-        if n == p.block_size and halves == 2 and num_heads == p.num_kv_heads:
-            # Of a whole block nothing is left out: in one go, for of small blocks there are many.
-            rows, several, height = 1, 2 * num_heads * n * step, 1
-        for half in range(height):
-            first = half * p.num_kv_heads + first_head
-            for row in range(first, first + rows):
-                asked = max(0, min((several + 63) // 64, room - line))
-                fill_offsets(lines, line, asked, at + row * p.block_size * step, 64)
-                line += asked
-        count -= n
-        block += 1
-        slot = 0
-    fill_offsets(lines, line, room - line, 0, 0)
-
-
-@_compiled
-def list_next_lines(p, size, table, end, stop, tile, first_head, num_heads, halves, lines, room):
-    """List the lines of the tile after the one that ends at a position; after a sequence's last, of another item."""
-    begin, last, head = end, stop, first_head
-    if end == stop:
-        # Nobody knows who will do which item: the next one that is free is most likely this thread's next.
-        ticket = min(fetch_add(p.counters + CURSOR, 0), p.num_tickets - 1)
-        seq, _, queries, position, head = item_of(p, ticket)
-        table, begin, last = table_of(p, seq), first_seen(p, position), position + queries
-    list_lines(p, size, table, begin, min(tile, last - begin), head, num_heads, halves, lines, room)

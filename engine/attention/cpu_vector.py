@@ -19,7 +19,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from engine.attention.cpu_emit import FIRST_CACHE, SECOND_CACHE, plus, prefetch
+from engine.attention.cpu_emit import FIRST_CACHE, SECOND_CACHE, plus
 from engine.attention.cpu_lanes import (
     F32,
     I32,
@@ -42,6 +42,7 @@ from engine.attention.cpu_lanes import (
     store,
     to_codes,
 )
+from engine.attention.cpu_lines import Lines
 from engine.attention.cpu_params import TILE_ROWS
 
 TILE_TOKENS = 4
@@ -88,12 +89,12 @@ def _weighted_tile(builder, tag, num_rows, num_chunks, w, w_stride, values, toke
     ]
     with span(builder, tokens, 1) as (token, _):
         if ahead is not None:
-            soon, first_byte = ahead
+            lines, first_byte = ahead
             num_bytes = num_chunks * LANES * SIZES[tag]
             at = builder.add(first_byte, builder.mul(token, ir.Constant(I64, num_bytes)))
             line = builder.lshr(at, ir.Constant(I64, 6))
             for n in range(max(1, num_bytes // 64)):
-                prefetch(builder, _row(builder, soon, plus(builder, line, n)), _AHEAD)
+                lines.ask(plus(builder, line, n))
         row_address = _row(builder, values, token)
         weights = []
         for r in range(num_rows):
@@ -136,13 +137,14 @@ def _offset(builder, address, index, stride, size):
 def scores(typingctx, tag, ahead, rows, q, base, offsets, tokens, width, out, out_stride, soon, lines):
     """out[r, t] = q[r] . key[t]: q float32 [rows, width], width a multiple of LANES, key t at base + offsets[t].
 
-    offsets are int64 bytes. ahead is a literal: whether to prefetch, meanwhile, as many bytes as are read, in lines of
-    64 at soon + lines[0], soon + lines[1] and so on.
+    offsets are int64 bytes. ahead is a literal: whether to ask, meanwhile, for as many bytes as are read, see `Lines`:
+    soon is their base address, lines the address of their offsets.
     """
 
     def codegen(context, builder, signature, args):
         _, _, rows_, q_, base_, offsets_, tokens_, width_, out_, os_, soon_, lines_ = args
         one = ir.Constant(I64, 1)
+        early = Lines(builder, soon_, lines_, _AHEAD)
         with _row_tiles(builder, rows_) as (row, each):
             q_row = _offset(builder, q_, row, width_, 4)
             out_row = _offset(builder, out_, row, os_, 4)
@@ -157,7 +159,7 @@ def scores(typingctx, tag, ahead, rows, q, base, offsets, tokens, width, out, ou
                             for n in (0, num_tokens)
                         )
                         with cgutils.for_range_slice(builder, first, stop, one, intp=I64) as (line, _):
-                            prefetch(builder, _row(builder, (soon_, lines_), line), _AHEAD)
+                            early.ask(line)
                     target = _offset(builder, out_row, t, one, 4)
                     _dot_tile(builder, tag, num_rows, num_tokens, q_row, width_, keys, width_, target, os_)
 
@@ -192,7 +194,7 @@ def weigh(typingctx, tag, ahead, rows, w, w_stride, base, offsets, tokens, width
                     if ahead.literal_value and num_chunks == TILE_CHUNKS:
                         # The rows' bytes, column by column: the lines are those of as many bytes, in their own order.
                         first_byte = builder.mul(builder.mul(c, tokens_), ir.Constant(I64, LANES * SIZES[tag]))
-                        early = (soon_, lines_), first_byte
+                        early = Lines(builder, soon_, lines_, _AHEAD), first_byte
                     _weighted_tile(
                         builder, tag, num_rows, num_chunks, w_row, ws_, values, tokens_, target, width_, early
                     )
