@@ -37,7 +37,7 @@ def sorted_blocks(state: PoolState, order: str) -> NDArray[np.int64]:
     """All blocks of a pool in an order.
 
     By owner: the oldest request's blocks first, in the order of its table, then those that are cached, then the free
-    ones. By last use: those that the latest step touched first; among equals the address decides.
+    ones. By last use: those that the latest step touched first. Among equals the address decides.
     """
     num_blocks = state.header.num_blocks
     if order == ADDRESS:

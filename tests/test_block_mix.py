@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
 from engine.simulated import simulated_engine
 from engine.trace.state import PoolState
 from kvtui.block_codes import NUM_LEVELS, level_of_mix
-from kvtui.block_mix import CACHED, FREE, BlockMix
+from kvtui.block_mix import CACHED, FREE, BlockMix, CellLights
 from kvtui.block_order import ADDRESS, ORDERS, OrderKeeper
 
 
 def random_state(num_blocks: int, rng) -> PoolState:
-    import msgspec
-
     state = PoolState(msgspec.structs.replace(simulated_engine().header, num_blocks=num_blocks))
     change(state, np.arange(num_blocks), rng)
     return state
@@ -67,3 +66,18 @@ def test_only_a_cell_whose_blocks_are_all_in_use_is_full() -> None:
         assert (levels == NUM_LEVELS - 1).tolist() == [u == size for u in used.tolist()]
         assert (np.diff(levels) >= 0).all()
         assert levels.min() >= 0
+
+
+@pytest.mark.parametrize("blocks", [1, 3, 64])
+def test_a_cell_is_lit_as_the_block_in_it_that_matters_most_whatever_lights_up_and_goes_out(blocks) -> None:
+    rng = np.random.default_rng(blocks)
+    kinds = rng.choice([0, 0, 0, 1, 2, 3], 500).astype(np.uint8)
+    lights = CellLights(kinds.copy(), blocks)
+    for _ in range(40):
+        at = rng.choice(500, 60, replace=False)
+        now = rng.choice([0, 0, 0, 0, 1, 2, 3], 60).astype(np.uint8)
+        lights.update(at, now)
+        kinds[at] = now
+        most = [int(kinds[start : start + blocks].max()) for start in range(0, 500, blocks)]
+        assert lights.of(slice(None)).tolist() == most
+        assert lights.of(np.array([2, 0])).tolist() == [most[2], most[0]]

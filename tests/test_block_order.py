@@ -31,6 +31,12 @@ def test_by_owner_a_requests_blocks_stand_in_the_order_of_its_table_then_cached_
     assert sorted_blocks(state, OWNER).tolist() == [2, 5, 4, 0, 3, 1]
 
 
+def test_by_owner_the_address_decides_among_blocks_that_nobody_holds() -> None:
+    # Where they stood in a table that is gone says nothing.
+    state = state_of([-1, -1, 0, -1, -1], key=[7, 8, 0, 0, 0], logical=[3, 1, 0, 9, 2])
+    assert sorted_blocks(state, OWNER).tolist() == [2, 0, 1, 3, 4]
+
+
 def test_by_last_use_the_latest_touched_stand_first_and_untouched_ones_last() -> None:
     assert sorted_blocks(state_of([-1] * 5, touched=[3, -1, 9, 3, 9]), USE).tolist() == [2, 4, 0, 3, 1]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import pytest
@@ -213,3 +214,17 @@ def test_switching_policies_leaves_the_order_of_arrival(policy: str):
     while run.engine.has_work:
         started += [m for m in members(run.step()) if m not in started]
     assert started == list(range(9))
+
+
+def test_steps_in_which_there_was_no_hole_are_counted_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+):
+    caplog.set_level(logging.INFO, logger="engine")
+    run = Followed("contiguous", num_blocks=8)
+    for max_tokens in (4, 12, 4, 12):
+        run.ask(4, max_tokens)
+    run.drain()
+    waited = sum(step.counters.waiting for step in run.steps)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"request 3 waited for blocks: not enough were free in {waited} steps"
+    ]

@@ -179,6 +179,20 @@ def test_every_operation_is_written_in_order_while_somebody_looks():
     assert pool.take_ops() == []
 
 
+def test_a_content_is_told_as_lost_only_when_the_last_block_with_it_goes():
+    pool = BlockPool(2)
+    lost: list[tuple[int, bytes]] = []
+    pool.on_evict = lambda block_id, digest: lost.append((block_id, digest))
+    pool.allocate(2, 1)
+    pool.publish(0, DIGESTS[0])
+    pool.publish(1, DIGESTS[0])
+    pool.release([0, 1], 1)
+    pool.allocate(1, 2)
+    assert (lost, pool.find(DIGESTS[0])) == ([], 1)
+    pool.allocate(1, 2)
+    assert (lost, pool.find(DIGESTS[0])) == ([(1, DIGESTS[0])], None)
+
+
 def test_a_row_of_the_trace_names_its_places():
     pool = BlockPool(1)
     pool.ops = []

@@ -435,3 +435,17 @@ def test_where_there_is_room_for_all_nobody_gives_way(num_blocks: int, chunk: in
         promises.append(promised)
     assert True in promises
     assert False in promises or num_blocks > 8
+
+
+@pytest.mark.parametrize("free", range(1, 8))
+def test_plenty_of_room_counts_the_copies_of_a_block_that_forks_share_in_the_middle_of_a_prompt(free: int):
+    bench = Bench(3 + free, block_size=4, max_prefill_chunk=3, max_num_batched_tokens=6)
+    scheduler = bench.scheduler
+    parent = bench.add(12)
+    bench.step()
+    for number in (100, 101):
+        child = Request(number, "", parent.tokens(0, parent.num_tokens), SamplingParams(max_tokens=4))
+        scheduler.fork(parent, child)
+    # All three write to the block that they share, and the two that have no second one open it.
+    assert scheduler.has_room == (free >= 3 + 2)
+    assert scheduler.has_room or not scheduler.has_plenty_of_room

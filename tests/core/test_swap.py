@@ -6,6 +6,8 @@ import pytest
 from followed_engine import Followed, alone, config_of
 
 from engine.config import CacheConfig, ConfigError, EngineConfig, SchedulerConfig
+from engine.core.block_pool import BlockPool
+from engine.core.cpu_pool import CpuPool
 from engine.request import FinishReason, SamplingParams
 from engine.trace.events import NO_REQUEST, Decision, DecisionKind, Op, Phase, Reason, StepTrace
 from engine.trace.explain import long, short
@@ -128,7 +130,13 @@ def test_aborting_a_swapped_request_empties_its_cpu_blocks():
 
 @pytest.mark.parametrize(
     ("ns_per_block", "ns_per_token", "reason"),
-    [(10.0, 100.0, Reason.SWAPPED_OUT_ITSELF), (1000.0, 1.0, Reason.GAVE_WAY_TO_ITSELF)],
+    [
+        (10.0, 100.0, Reason.SWAPPED_OUT_ITSELF),
+        (1000.0, 1.0, Reason.GAVE_WAY_TO_ITSELF),
+        # Copied out and back, a block of four tokens costs twice what it costs one way.
+        (1.9, 1.0, Reason.SWAPPED_OUT_ITSELF),
+        (2.1, 1.0, Reason.GAVE_WAY_TO_ITSELF),
+    ],
 )
 def test_auto_takes_what_costs_less(ns_per_block: float, ns_per_token: float, reason: Reason):
     followed = Followed(config_of(4, 7, num_cpu_blocks=8, preemption="auto", prefix_caching=False))
@@ -175,6 +183,16 @@ def test_the_content_that_was_offloaded_longest_ago_goes_first():
     followed.engine.add_request(prompt_of(9, 97), params)
     followed.run()
     assert followed.last[5].num_cached_tokens == 0
+
+
+def test_a_content_that_is_evicted_again_counts_as_offloaded_then():
+    pool = BlockPool(4)
+    cpu = CpuPool(2, pool)
+    first, second, third = (bytes([n] * 32) for n in range(3))
+    for block, digest in enumerate((first, second, first, third)):
+        cpu.offload(block, digest)
+    assert [cpu.find(digest) for digest in (first, second, third)] == [True, False, True]
+    assert [copy.source for copy in pool.copies] == [0, 1, 3], "what is there already is not copied again"
 
 
 def test_without_a_cpu_pool_nothing_moves():

@@ -240,3 +240,25 @@ def test_a_block_to_which_very_much_happened_is_told_as_far_back_as_is_kept(monk
     assert life.complete
     assert 10 <= len(life.events) <= 11
     assert life.events[0].step == 3
+
+
+def test_fills_of_two_requests_that_follow_each_other_are_told_apart():
+    build = TraceBuilder()
+    build.arrive(0, 1)
+    build.step(allocate(3, 0, 0), share(3, 1, 0), fill(3, 0, 1))
+    build.step(fill(3, 0, 2))
+    build.step(fill(3, 1, 3))
+    fills = [(e.request, e.first_step, e.step, e.number) for e in told(build, 3).events if e.what == Happening.FILLED]
+    assert fills == [(1, 2, 2, 3), (0, 0, 1, 2)]
+
+
+def test_a_life_that_goes_on_forgets_what_came_long_ago(monkeypatch):
+    monkeypatch.setattr(module, "MAX_EVENTS", 10)
+    build = TraceBuilder()
+    build.arrive(0)
+    life = Biography(build.state, 3)
+    for _ in range(50):
+        life.extend([build.step(allocate(3, 0, 0), release(3, 0))])
+        assert len(life.events) <= 20
+    assert [event.step for event in life.events[:4]] == [49, 49, 48, 48]
+    assert len(life.events) >= 10

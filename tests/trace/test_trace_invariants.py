@@ -3,6 +3,7 @@
 import pytest
 from trace_builder import TraceBuilder, admitted, allocate, fill, hashed, make_header, release, share
 
+from engine.request import RequestStatus
 from engine.trace.events import Phase
 from engine.trace.invariants import MAX_NAMED, check, quick_check
 
@@ -110,3 +111,61 @@ def test_one_kind_of_violation_does_not_hide_the_others():
     names = [violation.name for violation in check(build.state)]
     assert names.count("references") == MAX_NAMED
     assert "hashed_full" in names
+
+
+@pytest.fixture
+def swapped(build):
+    """Request 3 was preempted, and has its first two places in the CPU pool."""
+    state = build.state
+    build.arrive(3)
+    state.requests[3].status = RequestStatus.PREEMPTED
+    state.cpu_owner[:], state.cpu_logical[:], state.cpu_filled[:], state.cpu_used = 3, (0, 1), (4, 2), 2
+    assert check(state) == []
+    return state
+
+
+def offloaded(state):
+    """Two evicted contents instead."""
+    state.cpu_owner[:], state.cpu_filled[:], state.cpu_key[:] = -1, 4, (77, 99)
+    assert check(state) == []
+    return state
+
+
+def messages(state):
+    assert {(violation.name, violation.block, violation.step) for violation in check(state)} == {("cpu_pool", -1, 3)}
+    return [violation.message for violation in check(state)]
+
+
+def test_a_place_of_a_request_that_is_in_the_cpu_pool_twice_is_named(swapped):
+    swapped.cpu_logical[1] = 0
+    assert messages(swapped) == ["CPU block 1 holds place 0 of request 3 a second time"]
+
+
+@pytest.mark.parametrize("owner", [3, 9], ids=["who waits", "nobody"])
+def test_a_swapped_content_of_who_was_not_preempted_is_named(swapped, owner):
+    swapped.requests[3].status = RequestStatus.WAITING
+    swapped.cpu_owner[:] = owner
+    assert messages(swapped) == [f"CPU block {at} is of request {owner}, which is not preempted" for at in (0, 1)]
+
+
+def test_a_count_of_the_cpu_pool_that_differs_from_its_blocks_is_named(swapped):
+    swapped.cpu_used = 1
+    assert messages(swapped) == ["2 CPU blocks are filled; the state counts 1"]
+
+
+def test_an_owner_of_an_empty_cpu_block_is_named(swapped):
+    swapped.cpu_filled[0], swapped.cpu_used = 0, 1
+    assert messages(swapped) == ["CPU block 0 holds nothing, but has an owner or a key"]
+
+
+def test_a_content_that_was_offloaded_twice_is_named(swapped):
+    offloaded(swapped).cpu_key[:] = 77
+    assert messages(swapped) == ["a content was offloaded twice"]
+
+
+@pytest.mark.parametrize("what", ["not full", "without a key"])
+def test_an_offloaded_content_that_nobody_could_use_is_named(swapped, what):
+    (offloaded(swapped).cpu_filled if what == "not full" else offloaded(swapped).cpu_key)[1] = 0
+    if what == "not full":
+        swapped.cpu_filled[1] = 3
+    assert messages(swapped) == ["CPU block 1 holds an offloaded content that is not full or has no key"]

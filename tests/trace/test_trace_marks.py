@@ -167,3 +167,18 @@ def test_a_cell_of_the_bar_has_the_marks_of_all_its_steps(num_steps, num_cells) 
         # A step half way between two cells may lie in either.
         assert not off or span % (2 * (num_cells - 1)) == 0 or len(off) <= num_cells // 20
         assert np.bitwise_or.reduce(found or [0]) == np.bitwise_or.reduce(expected or [0])
+
+
+def test_whoever_draws_marks_hears_of_every_segment_that_was_looked_at_a_damaged_one_too(path) -> None:
+    with Recording.open(path) as recording:
+        offset, length = recording._layout.segments[3, 2:4].tolist()
+        recording._layout._marks_at = None
+        data = bytearray(path.read_bytes())
+        data[offset + length // 2] ^= 255
+        path.write_bytes(data)
+        marks = recording.marks
+        versions = {marks.known: marks.version}
+        while marks.look(0):
+            versions.setdefault(marks.known, marks.version)
+        assert len(versions) > 4
+        assert sorted(set(versions.values())) == list(versions.values())
