@@ -17,9 +17,9 @@ from numba.extending import intrinsic
 from engine.attention.cpu_compile import OPTIONS
 from engine.attention.cpu_emit import SECOND_CACHE, prefetch
 from engine.attention.cpu_lines import LINE
+from engine.attention.cpu_memory import fetch_add, fill_offsets
 from engine.attention.cpu_params import CURSOR
 from engine.attention.cpu_tables import first_seen, item_of, table_of
-from engine.attention.cpu_vector import fetch_add, fill_offsets
 
 _compiled = njit(**OPTIONS)
 

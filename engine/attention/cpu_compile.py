@@ -38,10 +38,7 @@ TAGS: dict[torch.dtype, np.generic] = {
 }
 """The value that stands for an element type in `cpu_lanes`."""
 
-_SHARED = [
-    Path(__file__).with_name(f"cpu_{name}.py")
-    for name in ("call", "compile", "emit", "lanes", "lines", "params", "vector")
-]
+_SHARED = [Path(__file__).with_name(f"cpu_{name}.py") for name in ("call", "compile", "emit", "lanes", "memory")]
 
 Form = TypeVarTuple("Form")
 """What tells workers apart: element types, or bits."""

@@ -31,6 +31,7 @@ from engine.attention.cpu_ahead import list_next_lines, touch_pages
 from engine.attention.cpu_compile import OPTIONS
 from engine.attention.cpu_lanes import LANES
 from engine.attention.cpu_lines import LINE
+from engine.attention.cpu_memory import element_size, fetch_add, fill, fill_offsets, pointer_to
 from engine.attention.cpu_pair_kernel import attend_pairs
 from engine.attention.cpu_params import (
     ATTEND_AND_WRITE,
@@ -45,6 +46,7 @@ from engine.attention.cpu_params import (
     WRITE,
     WRITE_ROWS,
 )
+from engine.attention.cpu_products import scores, weigh
 from engine.attention.cpu_rows import fetch_query, first_sums, write_rows
 from engine.attention.cpu_tables import (
     copy_scales,
@@ -53,22 +55,7 @@ from engine.attention.cpu_tables import (
     locate,
     table_of,
 )
-from engine.attention.cpu_vector import (
-    convert_row,
-    element_size,
-    exp_row,
-    fetch_add,
-    fill,
-    fill_offsets,
-    max_row,
-    multiply_row,
-    pointer_to,
-    scale_row,
-    scores,
-    softcap_row,
-    store_row,
-    weigh,
-)
+from engine.attention.cpu_vector import convert_row, exp_row, max_row, multiply_row, scale_row, softcap_row, store_row
 
 _compiled = njit(**OPTIONS)
 _NEG_INF = np.float32(-np.inf)

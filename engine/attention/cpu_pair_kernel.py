@@ -15,6 +15,7 @@ from numba import carray, njit
 
 from engine.attention.cpu_ahead import list_next_lines, touch_pages
 from engine.attention.cpu_compile import OPTIONS
+from engine.attention.cpu_memory import fill, fill_offsets, pointer_to
 from engine.attention.cpu_pair_products import (
     pack_keys,
     pack_values,
@@ -27,7 +28,7 @@ from engine.attention.cpu_pairs import LANES
 from engine.attention.cpu_params import PAIR_HEIGHT, TILE_FEW, TILE_ROWS
 from engine.attention.cpu_rows import fetch_query, first_sums
 from engine.attention.cpu_tables import first_seen, locate
-from engine.attention.cpu_vector import fill, fill_offsets, pointer_to, scale_row, softcap_row, store_row
+from engine.attention.cpu_vector import scale_row, softcap_row, store_row
 
 _compiled = njit(**OPTIONS)
 _ZERO = np.float32(0.0)

@@ -49,13 +49,23 @@ _OF_CACHES = (torch.bfloat16, torch.int8, torch.float8_e4m3fn)
 
 @compiled_once
 def _compiled(dtype: torch.dtype, cache_dtype: torch.dtype) -> Compiled:
-    from engine.attention import cpu_ahead, cpu_kernel, cpu_rows, cpu_tables
-    from engine.attention import cpu_pair_kernel as pair_kernel
-    from engine.attention import cpu_pair_products as pair_products
-    from engine.attention import cpu_pair_softmax as pair_softmax
+    from engine.attention import (
+        cpu_ahead,
+        cpu_kernel,
+        cpu_lines,
+        cpu_pair_kernel,
+        cpu_pair_products,
+        cpu_pair_softmax,
+        cpu_params,
+        cpu_products,
+        cpu_rows,
+        cpu_tables,
+        cpu_vector,
+    )
 
-    modules = cpu_kernel, cpu_rows, cpu_tables, cpu_ahead, cpu_pairs, pair_kernel, pair_products, pair_softmax
-    return Compiled(lambda: cpu_kernel.make_worker(TAGS[dtype], TAGS[cache_dtype]), *modules)
+    rows = cpu_rows, cpu_tables, cpu_ahead, cpu_lines, cpu_params, cpu_products, cpu_vector
+    pairs = cpu_pairs, cpu_pair_kernel, cpu_pair_products, cpu_pair_softmax
+    return Compiled(lambda: cpu_kernel.make_worker(TAGS[dtype], TAGS[cache_dtype]), cpu_kernel, *rows, *pairs)
 
 
 def warmup(dtype: torch.dtype, cache_dtype: torch.dtype | None = None) -> float:

@@ -9,14 +9,8 @@ import numpy as np
 from numba import carray, njit
 
 from engine.attention.cpu_compile import OPTIONS
-from engine.attention.cpu_vector import (
-    convert_row,
-    element_size,
-    norm_row,
-    pointer_to,
-    put_row,
-    rotate_row,
-)
+from engine.attention.cpu_memory import element_size, pointer_to
+from engine.attention.cpu_vector import convert_row, norm_row, put_row, rotate_row
 
 _compiled = njit(**OPTIONS)
 _NEG_INF = np.float32(-np.inf)

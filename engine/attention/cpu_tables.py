@@ -9,7 +9,7 @@ import numpy as np
 from numba import carray, njit
 
 from engine.attention.cpu_compile import OPTIONS
-from engine.attention.cpu_vector import copy_bytes, fill_offsets, pointer_to
+from engine.attention.cpu_memory import copy_bytes, fill_offsets, pointer_to
 
 _compiled = njit(**OPTIONS)
 

@@ -28,7 +28,7 @@ from numba.extending import intrinsic
 from engine.attention.cpu_call import COUNTER_BYTES
 from engine.attention.cpu_emit import call, int64
 from engine.attention.cpu_lanes import F32, I32, I64, const, fma, pointer, span, splat, store
-from engine.attention.cpu_vector import element_size, fetch_add, pointer_to
+from engine.attention.cpu_memory import element_size, fetch_add, pointer_to
 from engine.model.byte_inputs import ROW_BYTES, encode_row, fields_of_row
 from engine.model.weight_codes import BLOCK
 

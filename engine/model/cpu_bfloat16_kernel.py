@@ -33,8 +33,8 @@ from engine.attention.cpu_call import COUNTER_BYTES
 from engine.attention.cpu_compile import OPTIONS
 from engine.attention.cpu_emit import call, int64, plus
 from engine.attention.cpu_lanes import F32, I16, I32, I64, const, pointer, reduce_add, reduce_add_four, span, splat
+from engine.attention.cpu_memory import fetch_add, pointer_to
 from engine.attention.cpu_pairs import LANES, add_products, narrowed
-from engine.attention.cpu_vector import fetch_add, pointer_to
 from engine.model.cpu_bfloat16_tiles import ROWS, multiply
 from engine.model.cpu_bfloat16_weights import (
     BITS,

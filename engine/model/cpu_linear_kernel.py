@@ -26,7 +26,7 @@ from numba.extending import intrinsic
 from engine.attention.cpu_call import COUNTER_BYTES
 from engine.attention.cpu_compile import OPTIONS
 from engine.attention.cpu_lanes import F32, I8, I32, I64, LANES, const, fma, load, pointer, span, splat, store
-from engine.attention.cpu_vector import fetch_add, pointer_to
+from engine.attention.cpu_memory import fetch_add, pointer_to
 from engine.model.weight_codes import BLOCK
 
 VECTORS = 4

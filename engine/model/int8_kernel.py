@@ -23,7 +23,7 @@ from numba.extending import intrinsic
 from engine.attention.cpu_compile import OPTIONS
 from engine.attention.cpu_emit import call, int64
 from engine.attention.cpu_lanes import F32, I8, I16, I32, const, fma, pointer, span, splat
-from engine.attention.cpu_vector import fetch_add, pointer_to
+from engine.attention.cpu_memory import fetch_add, pointer_to
 from engine.model.weight_codes import BLOCK
 
 WIDTH = 8

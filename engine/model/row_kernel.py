@@ -18,7 +18,7 @@ from numba import carray, types
 from numba.extending import intrinsic
 
 from engine.attention.cpu_lanes import F32, chunks, const, exp, load, rms_norm, store
-from engine.attention.cpu_vector import element_size, fetch_add, pointer_to
+from engine.attention.cpu_memory import element_size, fetch_add, pointer_to
 
 ADD_NORM, NORM, GATE = range(3)
 """What is done to each row."""
