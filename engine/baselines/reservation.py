@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.baselines.first_fit import FirstFitPool
+from engine.core.found_prefix import NOTHING_FOUND, FoundPrefix
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.scheduler import Scheduler
 from engine.trace.events import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from engine.config import CacheConfig, EngineConfig
     from engine.request import Request
 
@@ -63,9 +62,7 @@ class ReservedKVCache(KVCacheManager):
         longest = min(request.num_prompt_tokens + request.params.max_tokens, self._max_model_len)
         return self.num_blocks_for(longest)
 
-    def allocate_slots(
-        self, request: Request, num_tokens: int, hits: Sequence[int] = (), offloaded: Sequence[bytes] = ()
-    ) -> bool:
+    def allocate_slots(self, request: Request, num_tokens: int, found: FoundPrefix = NOTHING_FOUND) -> bool:
         """Reserve the request's piece when it starts; from then on there is room for all of its tokens.
 
         Returns:

@@ -29,13 +29,15 @@ class SwappedOut(NamedTuple):
 
     Attributes:
         cpu_blocks: In logical order.
-        num_tokens: Computed tokens that they hold.
+        num_tokens: Computed tokens that it had.
         digests: Keys of the full ones; empty without prefix caching.
+        num_behind: Places in front of its table that held no block, being behind a sliding window.
     """
 
     cpu_blocks: list[int]
     num_tokens: int
     digests: tuple[bytes, ...]
+    num_behind: int
 
 
 class CpuPool:
@@ -70,26 +72,48 @@ class CpuPool:
         """What a request has here."""
         return self._swapped.get(request_id)
 
-    def swap_out(self, request_id: int, block_ids: Sequence[int], num_tokens: int, digests: Sequence[bytes]) -> None:
-        """Copy a request's blocks here; there must be room for them. Who else holds one of them keeps it."""
+    def swap_out(
+        self, request_id: int, block_ids: Sequence[int], num_tokens: int, digests: Sequence[bytes], num_behind: int = 0
+    ) -> None:
+        """Copy a request's blocks here; there must be room for them. Who else holds one of them keeps it.
+
+        Args:
+            request_id: Whose.
+            block_ids: In logical order, from place num_behind on.
+            num_tokens: As in `SwappedOut`, and so are the others.
+            digests: Likewise.
+            num_behind: Likewise.
+        """
         cpu_blocks = []
         for block_id in block_ids:
             cpu_block = self._take()
             cpu_blocks.append(cpu_block)
             self._note(_SWAP_OUT, block_id, cpu_block, request_id)
             self._pool.copies.append(BlockCopy(Op.SWAP_OUT, block_id, cpu_block))
-        self._swapped[request_id] = SwappedOut(cpu_blocks, num_tokens, tuple(digests))
+        self._swapped[request_id] = SwappedOut(cpu_blocks, num_tokens, tuple(digests), num_behind)
         self._swapped_digests.update(digests)
 
-    def swap_in(self, request_id: int, table: Sequence[int], num_found: int) -> None:
-        """Bring a request's contents back to the blocks of its new table; the first num_found were found there."""
+    def swap_in(self, request_id: int, table: Sequence[int], found: Sequence[int]) -> SwappedOut:
+        """Bring a request's contents back to the blocks of its new table.
+
+        Args:
+            request_id: Whose.
+            table: As long as what it had.
+            found: For each of `SwappedOut.cpu_blocks` the block that has its content already, or NO_BLOCK.
+
+        Returns:
+            What it had here.
+        """
         swapped = self._forget(request_id)
-        for logical, cpu_block in enumerate(swapped.cpu_blocks):
-            if logical < num_found:
+        for logical, (cpu_block, block_id) in enumerate(
+            zip(swapped.cpu_blocks, found, strict=True), swapped.num_behind
+        ):
+            if block_id >= 0:
                 self._note(_DROP, cpu_block, request_id, 0)
             else:
                 self._bring_back(cpu_block, table[logical], request_id)
         self._free += swapped.cpu_blocks[::-1]
+        return swapped
 
     def drop(self, request_id: int) -> None:
         """The request has ended: let its contents go, if there are any."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
 from engine.core.block_hash import block_digest, root_digest
 from engine.core.block_pool import BlockPool
 from engine.core.cpu_pool import CpuPool
+from engine.core.found_prefix import NOTHING_FOUND, FoundPrefix, longest_prefix, num_places_behind
 from engine.core.scheduler_output import BlockCopy
 from engine.trace.events import NO_BLOCK, Op
 
@@ -30,7 +32,6 @@ class KVCacheManager:
         cpu: The CPU pool, where there is one.
         window: Tokens that attention looks back at most, the newest included; 0 where it sees all of them. Blocks
             wholly behind it are released as a request goes on: their places in its table hold `NO_BLOCK`.
-        max_found: With a window, the most blocks that are found for a request.
         shared_tails: Requests that may share a partly filled last block, as forks do: who writes next copies it.
     """
 
@@ -43,7 +44,6 @@ class KVCacheManager:
             self.cpu = CpuPool(config.num_cpu_blocks, self.pool)
             self.pool.on_evict = self.cpu.offload
         self.window = window
-        self.max_found = self.pool.num_blocks
         self.shared_tails: set[int] = set()
         self._num_behind: dict[int, int] = {}
         self._tables: dict[int, list[int]] = {}
@@ -68,79 +68,63 @@ class KVCacheManager:
         """The request's blocks in logical order. The manager's own list, to read only: it grows as the request does."""
         return self._tables[request_id]
 
-    def get_computed_blocks(self, request: Request) -> list[int]:
-        """The longest findable prefix of the request's known tokens, as block ids; nothing is changed.
+    def get_computed_blocks(self, request: Request) -> FoundPrefix:
+        """The longest prefix of the request's known tokens that is in the cache or the CPU pool; nothing is changed.
 
         It ends at least one token before the last known one: with every token cached there would be nothing to run
-        through the model, and so nothing to sample the next token from.
+        through the model, and so nothing to sample the next token from. Of a request that was swapped out it is what
+        went there, those of its blocks that can still be found in the cache among it.
         """
-        if not self.prefix_caching:
-            return []
-        hits: list[int] = []
         find = self.pool.find
-        for digest in self._digests_up_to(request, self._most_found(request)):
-            block_id = find(digest)
-            if block_id is None:
-                break
-            hits.append(block_id)
-        return hits
-
-    def get_offloaded_blocks(self, request: Request, num_hits: int) -> list[bytes]:
-        """Keys of the blocks that follow num_hits hits and are found in the CPU pool; nothing is changed."""
-        found: list[bytes] = []
-        if self.cpu is None or not self.prefix_caching or self.cpu.swapped(request.request_id) is not None:
-            return found
-        for digest in self._digests_up_to(request, self._most_found(request))[num_hits:]:
-            if not self.cpu.find(digest):
-                break
-            found.append(digest)
-        return found
-
-    def num_swapped_tokens(self, request: Request) -> int:
-        """Computed tokens of the request in the CPU pool, where it was swapped out."""
         swapped = self.cpu.swapped(request.request_id) if self.cpu is not None else None
-        return swapped.num_tokens if swapped is not None else 0
+        if swapped is not None:
+            blocks = [NO_BLOCK] * len(swapped.cpu_blocks)
+            for at, digest in enumerate(swapped.digests):
+                block_id = find(digest)
+                if block_id is not None:
+                    blocks[at] = block_id
+            return FoundPrefix(swapped.num_tokens, swapped.num_behind, blocks, swapped=True)
+        if not self.prefix_caching:
+            return NOTHING_FOUND
+        digests = self._digests_up_to(request, (request.num_tokens - 1) // self.block_size)
+        return longest_prefix(digests, find if self.cpu is None else self._where, self.block_size, self.window)
 
-    def _most_found(self, request: Request) -> int:
-        """Blocks that can be found for a request at most: of one that was swapped out, only those that it had.
-
-        With a window a sequence may be longer than the pool, whose last blocks are kept for what is to be computed.
-        """
-        most = (self.num_swapped_tokens(request) or request.num_tokens - 1) // self.block_size
-        return min(most, self.max_found) if self.window else most
+    def _where(self, digest: bytes) -> int | None:
+        """A block with this content; NO_BLOCK where it is in the CPU pool, None where it is nowhere."""
+        block_id = self.pool.find(digest)
+        if block_id is None and self.cpu is not None and self.cpu.find(digest):
+            return NO_BLOCK
+        return block_id
 
     def swap_out(self, request: Request) -> int:
         """Copy the request's computed tokens to the CPU pool; its blocks are still to be freed.
 
         Returns:
-            How many blocks went there: 0 where they do not fit, nothing is computed, or some of them are behind the
-            window and gone.
+            How many blocks went there: 0 where they do not fit, or nothing is computed.
         """
-        computed = request.num_computed_tokens
-        num_blocks = self.num_blocks_for(computed)
-        if self.cpu is None or not 0 < num_blocks <= self.cpu.num_available or self.num_behind(request.request_id):
+        computed, behind = request.num_computed_tokens, self.num_behind(request.request_id)
+        stop = self.num_blocks_for(computed)
+        if self.cpu is None or not 0 < stop - behind <= self.cpu.num_available:
             return 0
-        digests = self._digests_up_to(request, computed // self.block_size) if self.prefix_caching else []
-        table = self._tables[request.request_id]
-        self.cpu.swap_out(request.request_id, table[:num_blocks], computed, digests)
-        return num_blocks
+        digests = self._digests_up_to(request, computed // self.block_size)[behind:] if self.prefix_caching else []
+        held = self._tables[request.request_id][behind:stop]
+        self.cpu.swap_out(request.request_id, held, computed, digests, num_behind=behind)
+        return len(held)
 
-    def num_free_needed(self, num_tokens: int, hits: Sequence[int]) -> int:
+    def num_free_needed(self, num_tokens: int, found: FoundPrefix) -> int:
         """Free blocks that an admission uses up: the new ones, and the hits that wait in the free queue themselves."""
         blocks = self.pool.blocks
-        return self.num_blocks_for(num_tokens) - sum(1 for block_id in hits if blocks[block_id].ref_cnt)
+        in_use = sum(1 for block_id in found.blocks if block_id >= 0 and blocks[block_id].ref_cnt)
+        return self.num_blocks_for(num_tokens) - found.num_behind - in_use
 
-    def allocate_slots(
-        self, request: Request, num_tokens: int, hits: Sequence[int] = (), offloaded: Sequence[bytes] = ()
-    ) -> bool:
+    def allocate_slots(self, request: Request, num_tokens: int, found: FoundPrefix = NOTHING_FOUND) -> bool:
         """Make the request's table long enough for its first num_tokens tokens.
 
         Args:
             request: A running one, or one to be admitted.
             num_tokens: Tokens that must have a slot, those computed already included.
-            hits: From `get_computed_blocks` just before; only for a request without a table.
-            offloaded: From `get_offloaded_blocks` just before, likewise. These are brought back, and so is all that was
-                swapped out of the request and is not among the hits.
+            found: From `get_computed_blocks` just before; only for a request without a table. What of it is in the CPU
+                pool is brought back.
 
         Returns:
             Whether it fits. If not, nothing has changed: hits are referred to only once all is known to fit, since a
@@ -157,33 +141,48 @@ class KVCacheManager:
                 return False
             table += pool.allocate(missing, request_id, len(table))
             return True
-        if self.num_free_needed(num_tokens, hits) > pool.num_free:
+        if self.num_free_needed(num_tokens, found) > pool.num_free:
             return False
         # Allocating may offload what it evicts, and must not push out what is about to be brought back.
-        cpu_blocks = self.cpu.take(offloaded) if self.cpu is not None and offloaded else []
-        pool.touch(hits, request_id)
-        missing = self.num_blocks_for(num_tokens) - len(hits)
-        table = self._tables[request_id] = [*hits, *pool.allocate(missing, request_id, len(hits))]
-        self._num_published[request_id] = len(hits)
+        offloaded = self._take_offloaded(request_id, found)
+        num_places, behind = self.num_blocks_for(num_tokens), found.num_behind
+        table = [*repeat(NO_BLOCK, behind), *found.blocks]
+        table += repeat(NO_BLOCK, num_places - len(table))
+        shared, to_allocate = found.runs(num_places)
+        for run in shared:
+            pool.touch(table[run.start : run.stop], request_id, run.start)
+        for run in to_allocate:
+            table[run.start : run.stop] = pool.allocate(len(run), request_id, run.start)
+        self._tables[request_id] = table
+        self._num_published[request_id] = found.num_tokens // self.block_size
+        if behind:
+            self._num_behind[request_id] = behind
         if self.cpu is not None:
-            self._bring_back(request_id, table, len(hits), cpu_blocks, offloaded)
+            self._bring_back(request_id, table, found, offloaded)
         return True
 
+    def _take_offloaded(self, request_id: int, found: FoundPrefix) -> list[tuple[int, bytes, int]]:
+        """Place, key and CPU block of what is to be brought back, where it is not the request's own."""
+        if self.cpu is None or found.swapped or not found.num_brought:
+            return []
+        digests = self._digests[request_id]
+        places = [place for place, block_id in enumerate(found.blocks, found.num_behind) if block_id < 0]
+        taken = self.cpu.take([digests[place] for place in places])
+        return [(place, digests[place], cpu_block) for place, cpu_block in zip(places, taken, strict=True)]
+
     def _bring_back(
-        self, request_id: int, table: list[int], num_hits: int, cpu_blocks: Sequence[int], offloaded: Sequence[bytes]
+        self, request_id: int, table: list[int], found: FoundPrefix, offloaded: Sequence[tuple[int, bytes, int]]
     ) -> None:
+        # The copy comes before the forward, and so before anybody who finds the block reads it.
         assert self.cpu is not None
-        digests = offloaded
-        for at, cpu_block in enumerate(cpu_blocks, num_hits):
-            self.cpu.restore(cpu_block, table[at], request_id)
-        swapped = self.cpu.swapped(request_id)
-        if swapped is not None:
-            self.cpu.swap_in(request_id, table, num_hits)
-            digests = swapped.digests[num_hits:]
-        for at, digest in enumerate(digests, num_hits):
-            # The copy comes before the forward, and so before anybody who finds the block reads it.
-            self.pool.publish(table[at], digest)
-        self._num_published[request_id] = num_hits + len(digests)
+        for place, digest, cpu_block in offloaded:
+            self.cpu.restore(cpu_block, table[place], request_id)
+            self.pool.publish(table[place], digest)
+        if found.swapped:
+            swapped = self.cpu.swap_in(request_id, table, found.blocks)
+            for at, digest in enumerate(swapped.digests):
+                if found.blocks[at] < 0:
+                    self.pool.publish(table[found.num_behind + at], digest)
 
     def fork(self, parent: Request, child: Request) -> int:
         """Give a request without a table the blocks that hold its parent's computed tokens; takes no free block.
@@ -195,16 +194,19 @@ class KVCacheManager:
         """
         computed = parent.num_computed_tokens
         num_full, num_in_tail = divmod(computed, self.block_size)
-        shared = self._tables[parent.request_id][: num_full + (num_in_tail > 0)]
-        self.pool.touch(shared, child.request_id)
-        self._tables[child.request_id] = shared
+        behind = self.num_behind(parent.request_id)
+        table = self._tables[parent.request_id][: num_full + (num_in_tail > 0)]
+        self.pool.touch(table[behind:], child.request_id, behind)
+        self._tables[child.request_id] = table
+        if behind:
+            self._num_behind[child.request_id] = behind
         self._num_published[child.request_id] = min(num_full, self._num_published[parent.request_id])
         if child.params.cache_salt == parent.params.cache_salt:
             known = self._digests.get(parent.request_id, [])
             self._digests[child.request_id] = known[: child.num_tokens // self.block_size]
         if num_in_tail:
             self.shared_tails |= {parent.request_id, child.request_id}
-        return len(shared)
+        return len(table) - behind
 
     def needs_copy(self, request: Request) -> bool:
         """Whether the request's next token goes into a block that others hold as well; only for `shared_tails`."""
@@ -262,7 +264,7 @@ class KVCacheManager:
         """Release the blocks that no token to come looks back at; the table keeps its last block in any case."""
         request_id = request.request_id
         first = self._num_behind.get(request_id, 0)
-        stop = (request.num_computed_tokens - self.window + 1) // self.block_size
+        stop = num_places_behind(request.num_computed_tokens, self.block_size, self.window)
         table = self._tables[request_id]
         stop = min(stop, len(table) - 1)
         if stop <= first:

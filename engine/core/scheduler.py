@@ -69,7 +69,6 @@ class Scheduler:
         self._slides = self.kv.window > 0
         if self._slides:
             self.max_chunk = min(self.max_chunk, room)
-            self.kv.max_found = self.kv.pool.num_blocks - self.kv.num_blocks_for(self.max_chunk)
         self.max_model_len = min(limits.max_model_len, max_model_len or limits.max_model_len)
         self.eos_token_ids = eos_token_ids
         self.preemption = limits.preemption
@@ -90,8 +89,7 @@ class Scheduler:
     def add_request(self, request: Request) -> None:
         """Queue a request, or refuse at once what can never run: it would block everybody behind it for good."""
         tokens, pool = request.num_prompt_tokens, self.kv.pool.num_blocks
-        # Choices begin with all of their prompt's blocks.
-        needs = self.kv.num_blocks_for(tokens + 1) if request.forks else self.kv.most_held(tokens + 1, self.max_chunk)
+        needs = self.kv.most_held(tokens + 1, self.max_chunk)
         if tokens == 0:
             self._refuse(request, Reason.EMPTY_PROMPT, {}, "the prompt is empty: send at least one token")
         elif tokens >= self.max_model_len:
@@ -118,11 +116,9 @@ class Scheduler:
         """Split a live request: the child knows the tokens that its parent knows, and goes on in its own way.
 
         A running parent's blocks are shared, so a child needs none to run: it does so at once, behind all that run,
-        where there is a place. Otherwise, and where the beginning of its parent is behind a sliding window and gone, it
-        waits like any other request.
+        where there is a place. Otherwise it waits like any other request.
         """
-        shares = parent.status is _RUNNING and not self.kv.num_behind(parent.request_id)
-        if shares and len(self.running) < self.max_num_seqs:
+        if parent.status is _RUNNING and len(self.running) < self.max_num_seqs:
             self._run_fork(parent, child)
         else:
             self.add_request(child)
@@ -139,6 +135,8 @@ class Scheduler:
         child.status = RequestStatus.RUNNING
         child.num_computed_tokens = child.num_cached_tokens = computed
         numbers = {"parent": parent.request_id, "shared": shared, "cached_tokens": computed}
+        if behind := self.kv.num_behind(child_id):
+            numbers["behind"] = behind
         self.decisions.append(Decision(DecisionKind.ADMITTED, child_id, Reason.FORKED, numbers))
 
     def max_tokens(self, request: Request) -> int:
@@ -237,13 +235,11 @@ class Scheduler:
             if token_id is not None:
                 request.output_token_ids.append(token_id)
                 tokens.append(SampledToken(request, token_id, self._end_of(request, token_id)))
-        if forks:
-            tokens += self._begin_choices(output, sampled[len(batch) :])
         if self._slides:
             for share in batch:
-                # Choices that are still to begin need the whole of the prompt.
-                if not share.request.forks:
-                    self.kv.release_behind(share.request)
+                self.kv.release_behind(share.request)
+        if forks:
+            tokens += self._begin_choices(output, sampled[len(batch) :])
         return tokens
 
     def _begin_choices(self, output: SchedulerOutput, sampled: Sequence[int | None]) -> list[SampledToken]:
@@ -368,7 +364,8 @@ class Scheduler:
     def _pays_to_swap(self, victim: Request) -> bool:
         """Whether the victim's blocks are to be copied out, and not computed again.
 
-        `auto` weighs copying every block out and back against computing every token again, at the runner's costs.
+        `auto` weighs copying every block that it holds out and back against computing every token again, at the
+        runner's costs.
         """
         if self.kv.cpu is None or self.preemption == "recompute":
             return False
@@ -376,7 +373,8 @@ class Scheduler:
             return True
         ns_per_block, ns_per_token = self.preemption_costs
         computed = victim.num_computed_tokens
-        return 2 * self.kv.num_blocks_for(computed) * ns_per_block < computed * ns_per_token
+        held = self.kv.num_blocks_for(computed) - self.kv.num_behind(victim.request_id)
+        return 2 * held * ns_per_block < computed * ns_per_token
 
     def _outgrew(self, request: Request, needs: int) -> None:
         pool = self.kv.pool.num_blocks
@@ -401,27 +399,22 @@ class Scheduler:
                 self.decisions += self._wait_reasons.head_waits(request, *closed)
                 break
             known = request.num_tokens
-            hits = kv.get_computed_blocks(request)
-            offloaded = kv.get_offloaded_blocks(request, len(hits)) if kv.cpu is not None else []
-            swapped = kv.num_swapped_tokens(request) if kv.cpu is not None else 0
-            first = known
-            if self._slides:
-                # Its beginning may be let go before its end is computed: room for all of it is not needed.
-                first = min(known, (swapped or (len(hits) + len(offloaded)) * kv.block_size) + self.max_chunk)
-            total = kv.num_blocks_for(first)
+            found = kv.get_computed_blocks(request)
+            start = found.num_tokens
+            # With a window its beginning may be let go before its end is computed: room for all of it is not needed.
+            first = min(known, start + self.max_chunk) if self._slides else known
             free = pool.num_free
-            if not kv.allocate_slots(request, first, hits, offloaded):
-                reason, numbers = self._no_room(request, kv.num_free_needed(first, hits), free)
+            if not kv.allocate_slots(request, first, found):
+                reason, numbers = self._no_room(request, kv.num_free_needed(first, found), free)
                 self.decisions += self._wait_reasons.head_waits(request, reason, numbers)
                 break
-            numbers = {"needs": total - len(hits), "free": free}
-            start = (len(hits) + len(offloaded)) * kv.block_size
-            if swapped:
-                start = swapped
-                numbers["swapped"] = kv.num_blocks_for(swapped) - len(hits)
-            elif offloaded:
-                numbers["swapped"] = len(offloaded)
-            self._start(request, start, numbers, Reason.SWAPPED_IN if swapped else Reason.FITS)
+            needs = kv.num_blocks_for(first) - found.num_behind - found.num_shared
+            numbers = {"needs": needs, "free": free}
+            if found.swapped or found.num_brought:
+                numbers["swapped"] = found.num_brought
+            if found.num_behind:
+                numbers["behind"] = found.num_behind
+            self._start(request, start, numbers, Reason.SWAPPED_IN if found.swapped else Reason.FITS)
             num_new = min(known - start, self.max_chunk, budget)
             phase, table = self._phase_of(request, start), kv.block_table(request.request_id)
             if request.forks and start + num_new == known:

@@ -234,6 +234,10 @@ class BlockFold:
             if table[logical] != NO_BLOCK:
                 self._displaced.append((table[logical], request))
             table[logical] = block
+        elif 0 <= logical * self.header.block_size < state.num_tokens:
+            # Those in front of it are behind a sliding window, or come next. No table is longer than its tokens take.
+            table.extend([NO_BLOCK] * (logical - len(table)))
+            table.append(block)
         else:
             self._violate(
                 "tables", block, f"it went to place {logical} of request {request}, whose table has {len(table)}"
@@ -356,7 +360,7 @@ class BlockFold:
             self.free -= 1
             self.cached += 1
         self._m_key[block] = key
-        self._m_parent[block] = self._key_in_front_of(block)
+        self._m_parent[block] = self._key_in_front_of(block) or self._m_parent[block]
         self._m_hits[block] = 0
         evicted = self.evicted.get(key)
         if evicted is not None:
@@ -449,6 +453,8 @@ class BlockFold:
         if owner not in (request, NO_REQUEST):
             self._violate("cpu_pool", block, f"request {request} swapped in what belongs to request {owner}")
         filled = int(self.cpu_filled[cpu_block])
+        # The block in front of it may be behind a sliding window, and then its table does not tell.
+        self._m_parent[block] = self.cpu_parent[cpu_block]
         self.held_slots += filled - self._m_filled[block]
         self._m_filled[block] = filled
         self._clear_cpu(cpu_block)

@@ -85,7 +85,11 @@ class DecisionKind(enum.IntEnum):
 
 
 class Reason(enum.StrEnum):
-    """Why. `engine.trace.explain` makes a sentence of a decision; the numbers each one carries are named here."""
+    """Why. `engine.trace.explain` makes a sentence of a decision; the numbers each one carries are named here.
+
+    Who is admitted or resumed behind the beginning of a sliding window has `behind` besides: the places in front of its
+    table that hold no block. What comes back from the CPU pool for FITS is told as `swapped`, in blocks.
+    """
 
     FITS = "fits"
     """needs, free, cached_tokens: new blocks it takes, free blocks before, tokens found in the prefix cache."""

@@ -144,6 +144,8 @@ def long(decision: Decision, name_of: NameOf | None = None) -> str:
         prefix = f", with {_Number(cached):token} computed"
     elif (brought := decision.numbers.get("swapped", 0)) and decision.reason == Reason.FITS:
         prefix += f", {_Number(brought):block} of it from the CPU pool"
+    if behind := decision.numbers.get("behind", 0):
+        prefix += f"; for {_Number(behind):place} behind its window it needs no block"
     who = name_of(decision.request) if name_of is not None else f"Request {decision.request}"
     return f"{who} {word}: {_fill(_LONG, decision, name_of)}{prefix}."
 

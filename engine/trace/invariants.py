@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.request import RequestStatus
+from engine.trace.events import NO_BLOCK
 
 if TYPE_CHECKING:
     from engine.trace.state import PoolState, RequestState
@@ -95,12 +96,16 @@ def check(state: PoolState) -> list[Violation]:
 
 
 def _check_tables(state: PoolState, found: list[Violation]) -> None:
-    """References equal occurrences; running requests' blocks hold their computed tokens; the others have none."""
+    """References equal occurrences; running requests' blocks hold their computed tokens; the others have none.
+
+    A running request has no place without a block, but for those behind the window of its next token.
+    """
     holders = [request for request in state.requests.values() if request.table]
     lengths = np.array([len(request.table) for request in holders], np.int64)
     entries = np.fromiter(chain.from_iterable(request.table for request in holders), np.int64)
     _check_references(state, entries, found)
     _check_filled(state, holders, lengths, entries, found)
+    _check_holes(state, found)
     size = state.header.block_size
     for request in state.requests.values():
         if request.status is RequestStatus.RUNNING:
@@ -140,6 +145,20 @@ def _check_filled(
             f"computed tokens needs {expected[at]} at place {place[at]}"
         )
         found.append(Violation("filled", block, state.step, message))
+
+
+def _check_holes(state: PoolState, found: list[Violation]) -> None:
+    window, size = state.header.model.sliding_window, state.header.block_size
+    named = 0
+    for request in state.requests.values():
+        if request.status is not RequestStatus.RUNNING or NO_BLOCK not in request.table:
+            continue
+        behind = max(0, request.num_computed - window + 1) // size if window else 0
+        place = next((at for at in range(behind, len(request.table)) if request.table[at] == NO_BLOCK), -1)
+        if place >= 0 and named < MAX_NAMED:
+            named += 1
+            who = f"request {request.request} with {request.num_computed} computed tokens"
+            found.append(Violation("tables", -1, state.step, f"{who} has no block at place {place}"))
 
 
 def _check_partition(state: PoolState, found: list[Violation]) -> None:

@@ -71,9 +71,9 @@ def config_of(block_size: int, num_blocks: int, *, prefix_caching: bool = True, 
     )
 
 
-def alone(prompt: list[int], params: SamplingParams) -> list[int]:
+def alone(prompt: list[int], params: SamplingParams, **runner: float) -> list[int]:
     """Tokens of a request that has a large pool to itself."""
-    followed = Followed(ALONE)
+    followed = Followed(ALONE, **runner)
     request = followed.engine.add_request(prompt, params)
     followed.run()
     return followed.tokens[request]

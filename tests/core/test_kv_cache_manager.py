@@ -20,7 +20,7 @@ def admit(kv: KVCacheManager, req: Request) -> list[int] | None:
     hits = kv.get_computed_blocks(req)
     if not kv.allocate_slots(req, req.num_tokens, hits):
         return None
-    req.num_computed_tokens = len(hits) * kv.block_size
+    req.num_computed_tokens = hits.num_tokens
     return list(kv.block_table(req.request_id))
 
 
@@ -55,8 +55,8 @@ def test_a_full_hit_leaves_the_last_token_to_compute(prompt: int, block_size: in
     assert table is not None
     compute(kv, first)
     hits = kv.get_computed_blocks(second)
-    assert hits == table[: (prompt - 1) // block_size]
-    assert len(hits) * block_size < prompt
+    assert hits.blocks == table[: (prompt - 1) // block_size]
+    assert hits.num_tokens == len(hits.blocks) * block_size < prompt
 
 
 def test_a_table_grows_when_a_token_finds_no_slot():
@@ -92,7 +92,7 @@ def test_a_failed_admission_changes_nothing():
     # Two hits wait in the free queue and fill it: the third block that it needs is not there.
     again = request(2, 12)
     hits = kv.get_computed_blocks(again)
-    assert len(hits) == 2
+    assert len(hits.blocks) == 2
     assert kv.pool.num_free == 2
     assert kv.num_free_needed(12, hits) == 3
     assert not kv.allocate_slots(again, 12, hits)
@@ -109,7 +109,7 @@ def test_a_hit_in_use_takes_no_free_block():
     compute(kv, a)
     b = request(1, 12)
     hits = kv.get_computed_blocks(b)
-    assert (len(hits), kv.num_free_needed(12, hits), kv.pool.num_free) == (2, 1, 1)
+    assert (len(hits.blocks), kv.num_free_needed(12, hits), kv.pool.num_free) == (2, 1, 1)
     assert admit(kv, b) == [0, 1, 3]
 
 
@@ -117,11 +117,11 @@ def test_content_is_found_only_after_it_was_computed():
     kv = manager(8)
     a, b = request(0, 9), request(1, 9)
     admit(kv, a)
-    assert kv.get_computed_blocks(b) == []
+    assert kv.get_computed_blocks(b).num_tokens == 0
     compute(kv, a, upto=7)
-    assert kv.get_computed_blocks(b) == [0]
+    assert kv.get_computed_blocks(b).blocks == [0]
     compute(kv, a)
-    assert kv.get_computed_blocks(b) == [0, 1]
+    assert kv.get_computed_blocks(b).blocks == [0, 1]
 
 
 def test_two_equal_prompts_in_one_step_do_not_share_what_is_not_written():
@@ -130,7 +130,7 @@ def test_two_equal_prompts_in_one_step_do_not_share_what_is_not_written():
     assert (admit(kv, a), admit(kv, b)) == ([0, 1], [2, 3])
     compute(kv, a)
     compute(kv, b)
-    assert kv.get_computed_blocks(request(2, 9)) == [0, 1]
+    assert kv.get_computed_blocks(request(2, 9)).blocks == [0, 1]
 
 
 def test_generated_tokens_are_found_too():
@@ -142,8 +142,8 @@ def test_generated_tokens_are_found_too():
     assert kv.allocate_slots(a, 9)
     compute(kv, a, upto=8)
     kv.forget(0)
-    assert kv.get_computed_blocks(request(1, [*range(100, 106), 1, 2, 9])) == [0, 1]
-    assert kv.get_computed_blocks(request(2, [*range(100, 106), 1, 9, 9])) == [0]
+    assert kv.get_computed_blocks(request(1, [*range(100, 106), 1, 2, 9])).blocks == [0, 1]
+    assert kv.get_computed_blocks(request(2, [*range(100, 106), 1, 9, 9])).blocks == [0]
 
 
 @pytest.mark.parametrize(("salt", "found"), [("x", 2), ("y", 0), (None, 0), ("", 0)])
@@ -152,7 +152,7 @@ def test_prefixes_are_shared_within_a_salt_only(salt: str | None, found: int):
     a = request(0, 9, salt="x")
     admit(kv, a)
     compute(kv, a)
-    assert len(kv.get_computed_blocks(request(1, 9, salt=salt))) == found
+    assert len(kv.get_computed_blocks(request(1, 9, salt=salt)).blocks) == found
 
 
 def test_a_prefix_loses_its_tail_first():
@@ -163,7 +163,7 @@ def test_a_prefix_loses_its_tail_first():
     kv.forget(0)
     for number, hits_left in ((1, 3), (2, 2), (3, 1)):
         admit(kv, request(number, [number]))
-        assert len(kv.get_computed_blocks(request(9, 17))) == hits_left
+        assert len(kv.get_computed_blocks(request(9, 17)).blocks) == hits_left
 
 
 def test_without_prefix_caching_nothing_is_found_and_nothing_stays():
@@ -171,7 +171,7 @@ def test_without_prefix_caching_nothing_is_found_and_nothing_stays():
     a = request(0, 9)
     admit(kv, a)
     compute(kv, a)
-    assert kv.get_computed_blocks(request(1, 9)) == []
+    assert kv.get_computed_blocks(request(1, 9)).num_tokens == 0
     kv.forget(0)
     assert (kv.pool.num_cached, kv.pool.num_free) == (0, 8)
 

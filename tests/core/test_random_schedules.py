@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -23,7 +23,7 @@ from engine.overlap import engine_for
 from engine.request import FinishReason, RequestOutput, RequestStatus, SamplingParams
 from engine.runner import RunnerError
 from engine.simulated import SimulatedCodec, SimulatedRunner
-from engine.trace.events import DecisionKind, Header, RequestArrived, StepTrace, TraceMessage
+from engine.trace.events import Header, RequestArrived, StepTrace, TraceMessage
 from engine.trace.invariants import check
 from engine.trace.state import PoolState
 
@@ -107,21 +107,10 @@ def alone(
                 return tuple(tokens), text, output.finish_reason
 
 
-class Schedules(RuleBasedStateMachine):
-    @initialize(
-        block_size=st.sampled_from([1, 2, 3, 4, 16]),
-        num_blocks=st.integers(1, 24),
-        prefix_caching=st.booleans(),
-        max_num_seqs=st.integers(1, 6),
-        budget=st.integers(1, 40),
-        chunk=st.sampled_from([0, 0, 1, 3, 7]),
-        max_model_len=st.integers(8, LONGEST),
-        num_cpu_blocks=st.sampled_from([0, 0, 1, 3, 8, 24]),
-        preemption=st.sampled_from(["swap", "swap", "recompute", "auto"]),
-        window=st.sampled_from([0, 0, 0, 2, 5, 16]),
-        async_scheduling=st.booleans(),
-    )
-    def start(
+class Machine(RuleBasedStateMachine):
+    """What may happen to an engine, and what must hold then; `begin` makes the engine."""
+
+    def begin(
         self,
         block_size: int,
         num_blocks: int,
@@ -159,7 +148,6 @@ class Schedules(RuleBasedStateMachine):
         self.forked: set[int] = set()
         self.choices: set[int] = set()
         self.unborn: dict[int, int] = {}
-        self.unserved: set[int] = set()
 
     # ------------------------------------------------------------ what may happen
 
@@ -233,10 +221,6 @@ class Schedules(RuleBasedStateMachine):
         assert len(set(members)) == len(members)
         assert self.in_order(members)
         self.state.apply(message)
-        self.unserved |= {
-            d.request for d in message.decisions if d.kind in (DecisionKind.ADMITTED, DecisionKind.RESUMED)
-        }
-        self.unserved -= {member.request for member in message.batch if member.num_scheduled}
 
     def in_order(self, requests: list[int]) -> bool:
         """Whether they came in this order; forks take part from when they are made."""
@@ -283,9 +267,9 @@ class Schedules(RuleBasedStateMachine):
             assert (prompt, self.tokens[request]) == ((), ())
             return
         longest = self.config.scheduler.max_model_len
-        # What is behind the window takes no room; choices share the whole prompt first.
+        # What is behind the window takes no room.
         slides = self.engine.scheduler.kv.window > 0
-        room = longest if slides and request not in self.choices else min(longest, slots)
+        room = longest if slides else min(longest, slots)
         never_fits = not 0 < len(prompt) < room
         refused = output.finish_reason is FinishReason.REFUSED
         # A fork goes on from where its parent is, which may be the end of the pool: one that shares the parent's step
@@ -323,11 +307,11 @@ class Schedules(RuleBasedStateMachine):
         if scheduler.kv.cpu is not None:
             assert state.cpu_used == scheduler.kv.cpu.num_used
         for number, request in scheduler.running.items():
-            served = request.num_computed_tokens > 0 and number not in self.unserved
-            if scheduler.kv.window and not request.forks and served:
-                behind = (request.num_computed_tokens - scheduler.kv.window + 1) // self.config.cache.block_size
-                kept = [place for place, block in enumerate(state.requests[number].table) if block >= 0]
-                assert kept[0] >= min(behind, len(state.requests[number].table) - 1) or number in self.forked
+            behind = 0
+            if scheduler.kv.window:
+                behind = max(0, request.num_computed_tokens - scheduler.kv.window + 1) // self.config.cache.block_size
+            # Exactly what is behind the window is gone, whoever the request is and wherever its tokens came from.
+            assert [block >= 0 for block in state.requests[number].table].index(True) == behind
             assert state.requests[number].table == scheduler.kv.block_table(number)
             assert state.requests[number].num_computed == request.num_computed_tokens < request.num_tokens
             assert request.status is RequestStatus.RUNNING
@@ -338,6 +322,10 @@ class Schedules(RuleBasedStateMachine):
             assert state.requests[number].waiting_for is not None, f"request {number} waits without a reason"
             assert state.requests[number].status is request.status
             assert request.num_computed_tokens == 0
+            swapped = scheduler.kv.cpu.swapped(number) if scheduler.kv.cpu is not None else None
+            places = sorted(state.cpu_logical[state.cpu_owner == number].tolist())
+            there = range(swapped.num_behind, scheduler.kv.num_blocks_for(swapped.num_tokens)) if swapped else ()
+            assert places == list(there)
         assert state.counters.preempted == sum(r.status is RequestStatus.PREEMPTED for r in scheduler.waiting.values())
 
     @invariant()
@@ -366,6 +354,45 @@ class Schedules(RuleBasedStateMachine):
             assert kept == {}, f"{type(keeper).__name__} keeps {kept}"
 
 
+class Schedules(Machine):
+    """Any engine."""
+
+    @initialize(
+        block_size=st.sampled_from([1, 2, 3, 4, 16]),
+        num_blocks=st.integers(1, 24),
+        prefix_caching=st.booleans(),
+        max_num_seqs=st.integers(1, 6),
+        budget=st.integers(1, 40),
+        chunk=st.sampled_from([0, 0, 1, 3, 7]),
+        max_model_len=st.integers(8, LONGEST),
+        num_cpu_blocks=st.sampled_from([0, 0, 1, 3, 8, 24]),
+        preemption=st.sampled_from(["swap", "swap", "recompute", "auto"]),
+        window=st.sampled_from([0, 0, 0, 2, 5, 16]),
+        async_scheduling=st.booleans(),
+    )
+    def start(self, **chosen: Any) -> None:
+        self.begin(**chosen)
+
+
+class Windows(Machine):
+    """Long requests with short windows, too many for the pool, and a CPU pool: contents come and go in all ways."""
+
+    @initialize(
+        block_size=st.sampled_from([1, 2, 3]),
+        num_blocks=st.integers(7, 16),
+        prefix_caching=st.sampled_from([True, True, False]),
+        max_num_seqs=st.integers(3, 6),
+        budget=st.integers(16, 40),
+        chunk=st.sampled_from([0, 3, 7]),
+        num_cpu_blocks=st.integers(4, 24),
+        preemption=st.sampled_from(["swap", "swap", "recompute"]),
+        window=st.sampled_from([2, 4, 5, 7, 0]),
+        async_scheduling=st.booleans(),
+    )
+    def start(self, **chosen: Any) -> None:
+        self.begin(max_model_len=LONGEST, **chosen)
+
+
 @pytest.fixture(autouse=True)
 def _quiet():
     # Failures are part of the game here, and each would print a traceback.
@@ -380,5 +407,7 @@ Schedules.TestCase.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
+Windows.TestCase.settings = settings(Schedules.TestCase.settings, max_examples=300, stateful_step_count=25)
 # A thousand schedules are one test: half a minute on a machine of its own, several on a busy one.
 TestRandomSchedules = pytest.mark.timeout(1200)(pytest.mark.usefixtures("_quiet")(Schedules.TestCase))
+TestRandomWindows = pytest.mark.timeout(1200)(pytest.mark.usefixtures("_quiet")(Windows.TestCase))

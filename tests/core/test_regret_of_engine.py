@@ -34,8 +34,8 @@ class Truth:
             hits = look(request)
             number = request.request_id
             if number in followed.engine.scheduler.waiting and not request.num_preemptions:
-                digests = self.kv._digests_up_to(request, self.kv._most_found(request))
-                gone = {trace_key(digest) for digest in digests[len(hits) :] if pool.find(digest) is None}
+                digests = self.kv._digests_up_to(request, (request.num_tokens - 1) // self.kv.block_size)
+                gone = {trace_key(digest) for digest in digests[len(hits.blocks) :] if pool.find(digest) is None}
                 self.missed[number] = gone & self.evicted.keys()
             return hits
 

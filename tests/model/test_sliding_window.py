@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -11,11 +11,12 @@ from test_greedy_equality import expected, expected_all, prompt_of
 from tiny_models import engine_over, randomise, run, shared_model
 
 from engine.request import SamplingParams
-from engine.trace.events import Header, Op, StepTrace, TraceMessage
+from engine.trace.events import Header, Op, Reason, StepTrace, TraceMessage
 from engine.trace.invariants import check
 from engine.trace.state import PoolState
 
 if TYPE_CHECKING:
+    from engine.config import KVDType
     from engine.engine import PagedEngine
 
 WINDOW = 13
@@ -29,6 +30,7 @@ class Watched:
         self.engine = engine
         self.most_held = 0
         self.kinds: set[int] = set()
+        self.swapped_with_holes = 0
         self.state: PoolState
         engine.add_sink(self._follow)
 
@@ -39,12 +41,19 @@ class Watched:
         self.state.apply(message)
         if isinstance(message, StepTrace):
             self.kinds.update(op[0] for op in message.ops)
+            self.swapped_with_holes += sum(
+                decision.reason == Reason.SWAPPED_IN and "behind" in decision.numbers for decision in message.decisions
+            )
             assert self.state.violations == []
             assert check(self.state) == []
             for request in self.state.requests.values():
                 self.most_held = max(self.most_held, sum(block >= 0 for block in request.table))
+            cache = self.engine.runner.kv_cache  # type: ignore[attr-defined]
             free = torch.from_numpy((self.state.refs == 0) & (self.state.key == 0))
-            self.engine.runner.kv_cache.data[free] = torch.nan  # type: ignore[attr-defined]
+            (cache.data if cache.scales is None else cache.scales)[free] = torch.nan
+            if cache.host is not None:
+                empty = torch.from_numpy(self.state.cpu_filled == 0)
+                (cache.host if cache.scales is None else cache.host_scales)[empty] = torch.nan
 
 
 @pytest.mark.parametrize("attention", ["reference", "cpu"])
@@ -85,6 +94,53 @@ def test_many_requests_under_pressure_give_the_same_tokens(prefix_caching: bool,
     for _ in range(2):
         assert run(engine, prompts, SamplingParams(max_tokens=25)) == expected_all("mistral", prompts, 25)
     assert engine.scheduler.num_preemptions > 0
+
+
+@pytest.mark.parametrize("attention", ["reference", "cpu"])
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "fp8"])
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_who_is_swapped_out_brings_the_window_back_and_not_what_is_behind_it(
+    prefix_caching: bool, kv_dtype: KVDType, attention: str
+) -> None:
+    def engine_of(num_blocks: int, **more: Any) -> PagedEngine:
+        return engine_over(
+            shared_model("mistral"),
+            block_size=SIZE,
+            num_blocks=num_blocks,
+            chunk=7,
+            prefix_caching=prefix_caching,
+            kv_dtype=kv_dtype,
+            attention=attention,
+            **more,
+        )
+
+    prompts = [prompt_of(n, seed=6 + n) for n in (3, 45, 44)]
+    params = SamplingParams(max_tokens=25)
+    engine = engine_of(13, num_cpu_blocks=16, preemption="swap")
+    watched = Watched(engine)
+    assert run(engine, prompts, params) == [run(engine_of(60), [prompt], params)[0] for prompt in prompts]
+    assert watched.swapped_with_holes > 0
+
+
+@pytest.mark.parametrize("num_cpu_blocks", [0, 16])
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "fp8"])
+def test_a_prefix_is_found_by_the_end_that_is_left_of_it(kv_dtype: KVDType, num_cpu_blocks: int) -> None:
+    def engine_of(num_blocks: int, **more: Any) -> PagedEngine:
+        return engine_over(
+            shared_model("mistral"), block_size=SIZE, num_blocks=num_blocks, chunk=7, kv_dtype=kv_dtype, **more
+        )
+
+    engine = engine_of(10, num_cpu_blocks=num_cpu_blocks)
+    watched = Watched(engine)
+    document = prompt_of(60, seed=7)
+    prompts = [document + prompt_of(n, seed=8) for n in (1, 2, 9)]
+    params = SamplingParams(max_tokens=9)
+    for prompt in prompts:
+        # 15 blocks of the document are more than the pool has; the last four of them are all that is looked at.
+        alone = run(engine_of(60, prefix_caching=False), [prompt], params)
+        assert run(engine, [prompt], params) == alone
+    assert Op.EVICT in watched.kinds
+    assert watched.state.counters.prefix_hit_tokens == 2 * 60
 
 
 def test_a_prefix_that_is_behind_the_window_is_found_all_the_same() -> None:

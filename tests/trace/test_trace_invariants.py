@@ -1,7 +1,8 @@
 """The invariants: each one broken by hand is named with its block and step, and nothing else is."""
 
+import msgspec
 import pytest
-from trace_builder import TraceBuilder, admitted, allocate, fill, hashed, make_header, release, share
+from trace_builder import MODEL, TraceBuilder, admitted, allocate, fill, hashed, make_header, release, share
 
 from engine.request import RequestStatus
 from engine.trace.events import Phase
@@ -97,10 +98,19 @@ def test_a_request_that_ended_and_holds_a_block_is_named(build):
 
 
 def test_a_request_whose_first_place_is_a_hole_is_still_checked(build):
+    build.state.header = make_header(model=msgspec.structs.replace(MODEL, sliding_window=3))
     build.step(release(0, 0))
     assert broken(build.state) == []
     build.state.filled[1] = 0
     assert broken(build.state) == [("filled", 1, 4)]
+
+
+@pytest.mark.parametrize("window", [0, 4])
+def test_a_hole_that_is_not_behind_the_window_is_named(build, window):
+    build.state.header = make_header(model=msgspec.structs.replace(MODEL, sliding_window=window))
+    build.step(release(0, 0))
+    assert broken(build.state) == [("tables", -1, 4)]
+    assert "request 0 with 6 computed tokens has no block at place 0" in str(check(build.state)[0])
 
 
 def test_one_kind_of_violation_does_not_hide_the_others():

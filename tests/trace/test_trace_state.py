@@ -1,10 +1,12 @@
 """The fold: what each message does to the state, and that nothing in a trace can break it."""
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trace_builder import (
+    MODEL,
     TraceBuilder,
     admitted,
     allocate,
@@ -188,7 +190,7 @@ def test_a_place_taken_over_without_release_is_named():
 
 
 def test_a_release_from_the_middle_leaves_a_hole_and_from_the_tail_none():
-    build = TraceBuilder()
+    build = TraceBuilder(make_header(model=msgspec.structs.replace(MODEL, sliding_window=5)))
     build.arrive(0, num_tokens=12)
     build.prefill(0, [0, 1, 2], 12)
     build.step(release(0, 0))
@@ -197,6 +199,27 @@ def test_a_release_from_the_middle_leaves_a_hole_and_from_the_tail_none():
     build.step(release(1, 0))
     build.step(release(2, 0))
     assert build.state.table(0) == []
+
+
+def test_a_table_may_begin_behind_its_window_and_be_filled_in_afterwards():
+    build = TraceBuilder(make_header(model=msgspec.structs.replace(MODEL, sliding_window=5)))
+    build.arrive(0, 1, num_tokens=20)
+    build.prefill(0, [0, 1, 2, 3, 4], 20)
+    build.step(release(0, 0), release(1, 0), release(2, 0))
+    # The hit at place 4 leaves the free queue before place 3 takes a block from it.
+    build.step(share(4, 1, 4), allocate(5, 1, 3), fill(5, 1, 4), decisions=[admitted(1, cached=20)])
+    assert build.state.table(1) == [NO_BLOCK, NO_BLOCK, NO_BLOCK, 5, 4]
+    assert build.state.requests[1].num_held(4) == 8
+    assert clean(build.state)
+    assert PoolState.from_keyframe(build.header, build.state.to_keyframe()).table(1) == build.state.table(1)
+
+
+def test_a_place_behind_all_that_the_request_has_tokens_for_takes_no_memory():
+    build = TraceBuilder()
+    build.arrive(0, num_tokens=9)
+    build.step(allocate(0, 0, 2**31 - 1), allocate(1, 0, 3), allocate(2, 0, 2))
+    assert [(v.name, v.block) for v in build.state.violations] == [("tables", 0), ("tables", 1)]
+    assert build.state.table(0) == [NO_BLOCK, NO_BLOCK, 2]
 
 
 def test_preemption_keeps_tokens_and_forgets_what_was_computed():
