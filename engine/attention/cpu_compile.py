@@ -38,7 +38,8 @@ TAGS: dict[torch.dtype, np.generic] = {
 }
 """The value that stands for an element type in `cpu_lanes`."""
 
-_SHARED = [Path(__file__).with_name(f"cpu_{name}.py") for name in ("call", "compile", "emit", "lanes", "memory")]
+_COMPILED_INTO_ALL = ("call", "compile", "emit", "features", "lanes", "memory")
+_SHARED = [Path(__file__).with_name(f"cpu_{name}.py") for name in _COMPILED_INTO_ALL]
 
 Form = TypeVarTuple("Form")
 """What tells workers apart: element types, or bits."""

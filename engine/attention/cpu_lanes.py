@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-LANES = 16 if llvm.get_host_cpu_features().get("avx512f") else 8
+from engine.attention.cpu_features import processor_has
+
+LANES = 16 if processor_has("avx512f") else 8
 """Floats of one vector. On a machine with narrower registers LLVM makes several of one."""
 
 F32 = ir.FloatType()

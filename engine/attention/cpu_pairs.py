@@ -12,13 +12,12 @@ that no more than 2^-16 of them is lost.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 
 from engine.attention.cpu_emit import call
+from engine.attention.cpu_features import processor_has
 from engine.attention.cpu_lanes import F32, I16, I32, const, fma, pointer
 
 LANES = 16
@@ -31,11 +30,9 @@ _FLOATS = ir.VectorType(F32, LANES)
 _INTS = ir.VectorType(I32, LANES)
 
 
-@functools.cache
 def supported() -> bool:
     """Whether this processor has the instructions."""
-    features = llvm.get_host_cpu_features()
-    return all(features.get(name, False) for name in ("avx512f", "avx512bw", "avx512vl", "avx512bf16"))
+    return processor_has("avx512f", "avx512bw", "avx512vl", "avx512bf16")
 
 
 class _BFloat16(ir.Type):

@@ -18,7 +18,6 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import Any
 
-import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 from numba import carray, types
@@ -27,12 +26,13 @@ from numba.extending import intrinsic
 
 from engine.attention.cpu_call import COUNTER_BYTES
 from engine.attention.cpu_emit import call, int64
+from engine.attention.cpu_features import processor_has
 from engine.attention.cpu_lanes import F32, I32, I64, const, fma, pointer, span, splat, store
 from engine.attention.cpu_memory import element_size, fetch_add, pointer_to
 from engine.model.byte_inputs import ROW_BYTES, encode_row, fields_of_row
 from engine.model.weight_codes import BLOCK
 
-HAS_BYTE_PRODUCTS = all(llvm.get_host_cpu_features().get(name) for name in ("avx512f", "avx512bw", "avx512vnni"))
+HAS_BYTE_PRODUCTS = processor_has("avx512f", "avx512bw", "avx512vnni")
 """Whether this processor has them."""
 
 LANES = 16

@@ -22,16 +22,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from engine.attention import cpu_pairs
 from engine.attention.cpu_call import COUNTER_BYTES
 from engine.attention.cpu_compile import OPTIONS
 from engine.attention.cpu_emit import call, int64, plus
+from engine.attention.cpu_features import processor_has
 from engine.attention.cpu_lanes import F32, I16, I32, I64, const, pointer, reduce_add, reduce_add_four, span, splat
 from engine.attention.cpu_memory import fetch_add, pointer_to
 from engine.attention.cpu_pairs import LANES, add_products, narrowed
@@ -83,9 +84,8 @@ _PLAIN_BYTES = BLOCK_BYTES[16]
 
 
 def supported() -> bool:
-    """Whether this processor has the instructions."""
-    features = llvm.get_host_cpu_features()
-    return all(features.get(name, False) for name in ("avx512bf16", "avx512bw", "avx512vbmi"))
+    """Whether this processor has the instructions: those of pairs, and looking codes up among 128 bytes."""
+    return cpu_pairs.supported() and processor_has("avx512vbmi")
 
 
 def scratch_bytes(num_rows: int, num_inputs: int) -> int:

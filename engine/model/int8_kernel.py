@@ -13,7 +13,6 @@ Codes may stand over a minimum of their block, as 4-bit codes do: it is multipli
 
 from __future__ import annotations
 
-import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 from numba import carray, njit, types
@@ -22,6 +21,7 @@ from numba.extending import intrinsic
 
 from engine.attention.cpu_compile import OPTIONS
 from engine.attention.cpu_emit import call, int64
+from engine.attention.cpu_features import processor_has
 from engine.attention.cpu_lanes import F32, I8, I16, I32, const, fma, pointer, span, splat
 from engine.attention.cpu_memory import fetch_add, pointer_to
 from engine.model.weight_codes import BLOCK
@@ -73,7 +73,7 @@ LARGEST = 32767
 _FLOATS = ir.VectorType(F32, WIDTH)
 _SUMS = ir.VectorType(I32, WIDTH)
 _SHORTS = ir.VectorType(I16, 2 * WIDTH)
-_PAIR_PRODUCTS = bool(llvm.get_host_cpu_features().get("avx2"))
+_PAIR_PRODUCTS = processor_has("avx2")
 
 
 def _add_products(builder, sums, a, b):
