@@ -16,7 +16,7 @@ import torch
 
 from engine.model.embedding import Embedding
 from engine.model.layer_operations import LayerAttention, Norm, make_operations
-from engine.model.projection import MakeProjection, Original, Projection, as_it_is, join, make_projection, packs
+from engine.model.projection import MakeProjection, Original, Projection, as_it_is, borrow, join, make_projection, packs
 
 if TYPE_CHECKING:
     from engine.attention.metadata import AttentionMetadata, PagedAttention
@@ -59,7 +59,7 @@ class FusedLlama:
         self._layers = layers
         embedding = model.model.embed_tokens.weight.detach()
         # Where the linear layers have copies, the embedding has one too: it alone would keep the whole file mapped.
-        copied = make is not make_projection or packs(embedding)
+        copied = make is not borrow and (make is not make_projection or packs(embedding))
         table = original(embedding)
         self._embedding = Embedding(table, copied=copied, dtype=embedding.dtype)
         self._norm = Norm.of(model.model.norm)

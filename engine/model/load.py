@@ -25,6 +25,7 @@ from engine.model.projection import (
     MakeProjection,
     Original,
     as_it_is,
+    borrow,
     make_bfloat16_projection,
     make_exact_projection,
     make_projection,
@@ -243,11 +244,25 @@ def _choose_forward(
 def _rounded_forward(
     hooked: HookedModel, trial: Trial, name: str, max_positions: int, weights: str, original: Original
 ) -> Forward:
+    """The fused forward with linear layers of another form; the fused forward is tried with the model's own first.
+
+    Those are borrowed: to find out that the forward is the model's, no weight has to be read from the checkpoint nor
+    laid out.
+    """
     if hooked.model.device.type != "cpu":
         raise ConfigError(f"--weights {weights} runs on the CPU, not on {hooked.model.device}: leave it out")
-    exact = _maker("auto", hooked.model.dtype)
-    if not isinstance(_choose_forward(hooked, trial, name, max_positions, exact, original), FusedLlama):
-        raise ConfigError(f"--weights {weights} serves models of the Llama family, which {name} is not: leave it out")
+    try:
+        exact = FusedLlama.of(hooked.model, hooked.attention, max_positions, borrow)
+    except NotFusableError as error:
+        raise ConfigError(
+            f"--weights {weights} serves models of the Llama family, which {name} is not ({error}): leave it out"
+        ) from error
+    difference = trial.difference(exact)
+    if not trial.accepts(difference):
+        raise ConfigError(
+            f"--weights {weights} cannot serve {name}: its logits differ from transformers' by {difference:.1%} before "
+            "any weight is rounded; leave it out"
+        )
     make = _maker(weights, hooked.model.dtype)
     try:
         forward = FusedLlama.of(hooked.model, hooked.attention, max_positions, make, original)

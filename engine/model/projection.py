@@ -28,6 +28,20 @@ def packs(weight: torch.Tensor) -> bool:
     return weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 
 
+def borrow(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Projection:
+    """A linear layer over the weight as it lies: nothing is copied nor laid out.
+
+    Args:
+        weight: `[out, in]`, kept by reference.
+        bias: `[out]`.
+    """
+
+    def project(x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, weight, bias)
+
+    return project
+
+
 def make_projection(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Projection:
     """A linear layer with its weights in the fastest layout.
 
@@ -43,11 +57,7 @@ def make_projection(weight: torch.Tensor, bias: torch.Tensor | None = None) -> P
             return y
 
         return project_packed
-
-    def project(x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, weight, bias)
-
-    return project
+    return borrow(weight, bias)
 
 
 def make_exact_projection(
@@ -125,7 +135,7 @@ def join(
     make: MakeProjection = make_projection,
     original: Original = as_it_is,
 ) -> Projection:
-    """One projection that gives the layers' outputs side by side, in one pass over the input.
+    """One projection that gives the layers' outputs side by side, in one pass over the input where weights are copied.
 
     Args:
         layers: With equal inputs.
@@ -135,8 +145,11 @@ def join(
     Raises:
         ValueError: Some of the layers have a bias and some have not.
     """
-    weight = torch.cat([original(layer.weight) for layer in layers])
     biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
     if biases and len(biases) != len(layers):
         raise ValueError("layers with and without a bias cannot be joined")
-    return make(weight, torch.cat(biases) if biases else None)
+    weights = [original(layer.weight) for layer in layers]
+    if make is borrow:
+        parts = [borrow(*part) for part in (zip(weights, biases, strict=True) if biases else zip(weights))]
+        return lambda x: torch.cat([part(x) for part in parts], dim=1)
+    return make(torch.cat(weights), torch.cat(biases) if biases else None)
