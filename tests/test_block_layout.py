@@ -48,6 +48,14 @@ def test_cells_stand_in_groups_of_eight_with_round_addresses() -> None:
     assert gaps == [8 + 9 * i for i in range(7)]
 
 
+@pytest.mark.parametrize(("height", "columns"), [(13, 64), (12, 64), (11, 72)])
+def test_addresses_are_round_where_the_pool_fits_as_well_to_the_last_line(height, columns) -> None:
+    one_cell_a_block = levels_for(768, 90, height)[3]
+    layout = lay_out(768, one_cell_a_block, 90, height)
+    assert layout.columns == columns
+    assert layout.num_lines == 768 // columns + (768 % columns > 0) <= height
+
+
 @pytest.mark.parametrize("pixels", [False, True])
 def test_zooming_out_ends_with_one_cell_for_the_whole_pool(pixels) -> None:
     for num_blocks in POOLS:

@@ -286,6 +286,17 @@ def test_more_requests_than_fit_into_a_rebuilt_history_leave_those_that_are_stil
     assert len(history.requests(0)) == 3
 
 
+def test_who_is_still_there_is_kept_in_a_rebuilt_history_though_others_were_in_a_batch_later():
+    others = [1, 2, 3, 4]
+    steps = [
+        step(0, [(i, Phase.PREFILL, 0, 6) for i in range(5)]),
+        step(1, [(i, Phase.DECODE, 6, 1) for i in others], finished=[(i, "stop", "") for i in others]),
+    ]
+    history = History(max_requests=3)
+    history.rebuild(StepColumns.of(0, steps), PoolState(HEADER))
+    assert history.requests(0) == [(0, True), (3, False), (4, False)]
+
+
 @given(
     st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(-5, 300)), max_size=6),
     st.integers(-(2**63), 2**63 - 1),

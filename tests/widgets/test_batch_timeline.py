@@ -98,6 +98,17 @@ async def test_more_requests_than_rows_show_the_batch_first_and_can_be_walked_th
         assert list(rows(lines(panel))) == shown_rows
 
 
+async def test_of_those_that_ended_the_last_ones_have_a_row():
+    session = Session(num_blocks=60, max_num_seqs=3)
+    for i in range(20):
+        session.ask(f"page {i}", max_tokens=5)
+    session.run(60)
+    assert not session.engine.has_work
+    panel = BatchTimeline()
+    async with shown(panel, session.view(), 80, 7):
+        assert list(rows(lines(panel))) == [15, 16, 17, 18, 19]
+
+
 async def test_a_selected_request_always_has_a_row():
     session = Session(num_blocks=60, max_num_seqs=3)
     for i in range(20):

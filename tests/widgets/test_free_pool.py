@@ -122,6 +122,37 @@ async def test_a_nearly_full_pool_is_called_so():
         assert "nearly" not in lines(panel)[0]
 
 
+@pytest.mark.parametrize(
+    ("free", "cached", "words"),
+    [(3, 0, ""), (2, 0, "nearly full"), (1, 1, "nearly full"), (0, 3, ""), (0, 0, "full")],
+)
+async def test_a_pool_is_nearly_full_when_a_twentieth_of_it_can_still_be_taken(free, cached, words):
+    session = busy_session()
+    session.state.used, session.state.cached, session.state.free = 40 - free - cached, cached, free
+    panel = FreePool()
+    async with shown(panel, session.view(), 80, 9):
+        assert re.search(r"nearly full|full|$", lines(panel)[0])[0] == words
+
+
+async def test_where_there_is_one_row_for_them_preemptions_and_evictions_are_counted_together():
+    session = busy_session(60)
+    history = session.history
+    events = history.series("preemptions", 0, 60) + history.series("evictions", 0, 60)
+    assert history.series("evictions", 0, 60).sum() > 0
+    panel = FreePool()
+    async with shown(panel, session.view(), 100, 9):
+        (row,) = (line for line in lines(panel) if line.lstrip().startswith("pressure"))
+        assert row[39:99] == "".join(" 123456789"[count] if count < 10 else "+" for count in events.tolist())
+
+
+async def test_more_events_in_a_column_than_a_digit_tells_are_a_plus():
+    panel = FreePool()
+    view = busy_session().view()
+    async with shown(panel, view, 60, 12):
+        counts = np.array([0, 1, 9, 10, 500])
+        assert panel.draw(view, ("events", "evicted", counts.tobytes()), 60).text.endswith(" 19++ ")
+
+
 async def test_steps_a_column_can_be_chosen():
     session = Session()
     session.ask(max_tokens=140)
