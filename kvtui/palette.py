@@ -241,18 +241,6 @@ def _blend(color: ColorTriplet, towards: ColorTriplet, fraction: float) -> Color
     return ColorTriplet(*(round(c + (t - c) * fraction) for c, t in zip(color, towards, strict=True)))
 
 
-def contrast(first: str, second: str) -> float:
-    """The contrast ratio of two `#rrggbb` colours, 1 to 21 (WCAG 2.2, relative luminance)."""
-    lighter, darker = sorted((_luminance(first), _luminance(second)), reverse=True)
-    return (lighter + 0.05) / (darker + 0.05)
-
-
-def _luminance(color: str) -> float:
-    channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
 def load_palette(path: Path, mono: bool = False) -> Palette:
     """Read one theme file; nothing in it is executed.
 

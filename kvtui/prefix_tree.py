@@ -18,7 +18,7 @@ import numpy as np
 from engine.trace.events import Op
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     import numpy.typing as npt
 
@@ -102,14 +102,12 @@ class PrefixTree:
     Attributes:
         top: A run without nodes; below it those that begin a text, and those whose beginning is gone or not known.
         nodes: By content key.
-        num_runs: Rows that the whole tree takes.
         counts: Contents by `Place`.
     """
 
     def __init__(self, header: Header) -> None:
         self.top = Run()
         self.nodes: dict[int, Node] = {}
-        self.num_runs = 0
         self.counts = [0, 0, 0]
         self._orphans: dict[int, dict[Run, None]] = {}
         """By the key that is missing in front of them."""
@@ -261,7 +259,6 @@ class PrefixTree:
         run = Run()
         _append(run, node)
         self._hang(run, above)
-        self.num_runs += 1
         return run
 
     def _hang(self, run: Run, above: Run) -> None:
@@ -294,7 +291,6 @@ class PrefixTree:
             below.above = tail
         tail.hits = max((int(self._hits[block]) for block in tail.nodes[0].blocks), default=0)
         self._hang(tail, run)
-        self.num_runs += 1
 
     def _join(self, run: Run) -> None:
         """Make one run of two where nothing branches off between them any more."""
@@ -306,7 +302,6 @@ class PrefixTree:
         run.below = tail.below
         for below in run.below:
             below.above = run
-        self.num_runs -= 1
 
     def _remove(self, node: Node) -> None:
         run = node.run
@@ -325,7 +320,6 @@ class PrefixTree:
         above = run.above
         assert above is not None
         _take_out(above, run)
-        self.num_runs -= 1
         waiting = self._orphans.get(node.parent)
         if waiting is not None and waiting.pop(run, False) is None and not waiting:
             del self._orphans[node.parent]
@@ -372,11 +366,6 @@ class PrefixTree:
 def _inside(blocks: set[int], stop: int) -> Blocks:
     """Those that exist: a made-up trace names any."""
     return np.array([block for block in blocks if 0 <= block < stop], np.int64)
-
-
-def blocks_of(nodes: Sequence[Node]) -> list[int]:
-    """The blocks of the pool that hold these contents."""
-    return [block for node in nodes for block in node.blocks]
 
 
 def _rank_of(run: Run) -> tuple[int, int]:

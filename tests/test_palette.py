@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from engine.trace.marks import MarkKind
-from kvtui.palette import ROLES, ThemeError, contrast, load_palette, load_palettes
+from kvtui.palette import ROLES, ThemeError, load_palette, load_palettes
 
 EXACT = [palette for palette in load_palettes().values() if not palette.ansi]
 
@@ -16,6 +16,18 @@ _DICHROMATS = {
     "deuteranope": ((0.29275, 0.70725, 0.0), (0.29275, 0.70725, 0.0), (-0.02234, 0.02234, 1.0)),
     "protanope": ((0.11238, 0.88762, 0.0), (0.11238, 0.88762, 0.0), (0.00401, -0.00401, 1.0)),
 }
+
+
+def contrast(first: str, second: str) -> float:
+    """The contrast ratio of two `#rrggbb` colours, 1 to 21 (WCAG 2.2, relative luminance)."""
+    lighter, darker = sorted((_luminance(first), _luminance(second)), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def _luminance(color: str) -> float:
+    channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def _seen_by(color: str, matrix: tuple[tuple[float, ...], ...]) -> tuple[float, ...]:

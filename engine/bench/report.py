@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +58,6 @@ def _cpu_name() -> str:
     except OSError:
         lines = []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
-
-
-def cpu_medians(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median CPU nanoseconds of this thread that each function takes; the functions take turns, after one warm-up."""
-    taken: dict[str, list[int]] = {name: [] for name in functions}
-    for number in range(rounds + 1):
-        for name, function in functions.items():
-            began = time.thread_time_ns()
-            function()
-            if number:
-                taken[name].append(time.thread_time_ns() - began)
-    return {name: statistics.median(values) for name, values in taken.items()}
 
 
 def show(name: str, figures: Iterable[Figure], *, as_json: bool, about: str = "") -> None:

@@ -40,7 +40,6 @@ class Minimap:
     def __init__(self) -> None:
         self._mix: BlockMix | None = None
         self._shown: _Shown | None = None
-        self._start_of_cells = 0
 
     def forget(self) -> None:
         """Count anew: the state jumped, the order changed, or the line was out of sight."""

@@ -83,15 +83,6 @@ _SOURCES = ("prompt", "ids", "messages", "turns")
 _TOP_LEVEL = ("name", "title", "defaults", "requests")
 
 
-def read_workload_file(path: Path) -> Workload:
-    """A workload from a file of kvtui's own form.
-
-    Raises:
-        WorkloadError: names the file, the line and the field.
-    """
-    return parse_workload(read_text(path), str(path), toml=path.suffix.lower() == ".toml", name=path.stem)
-
-
 def read_text(path: Path) -> str:
     """A file's text, with a bound on its size and one clear line where it cannot be read."""
     try:
