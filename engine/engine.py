@@ -208,6 +208,11 @@ class PagedEngine:
         return sum(not isinstance(note, int) for note in tuple(self._inbox))
 
     @property
+    def num_open(self) -> int:
+        """Outputs that somebody waits for: of requests handed over or taken in, and not ended."""
+        return len(self._sessions) + self.num_arrived
+
+    @property
     def has_work(self) -> bool:
         """Whether a step would do something."""
         return bool(self._inbox or self.scheduler.running or self.scheduler.waiting)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
     from textual.screen import Screen
 
+    from kvtui.feed import Feed
     from kvtui.screens.main import MainScreen
 
 
@@ -25,9 +26,11 @@ class Actions(TimeActions):
 
     Attributes:
         marks_next: Whether the blocks that are taken next are marked in the grid.
+        feed: What brings requests by itself; None where nothing does.
     """
 
     marks_next: bool
+    feed: Feed | None
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit", "Quit", id="app.quit"),
@@ -56,6 +59,7 @@ class Actions(TimeActions):
         Binding("o", "grid_order", "Blocks: order by address, owner or last use", id="app.order"),
         Binding("p", "grid_pixels", "Blocks: two pixels a cell, where a cell is many blocks", id="app.pixels"),
         Binding("e", "mark_next", "Blocks: mark those that are taken, or evicted, next", id="app.mark-next"),
+        Binding("w", "hold_feed", "Hold the requests that come by themselves, or let them come", id="app.hold-feed"),
         Binding("n", "next_block(1)", "Next block of the selected request", id="app.next-block"),
         Binding("N", "next_block(-1)", "Previous block of the selected request", id="app.previous-block"),
         Binding("v", "inspector_page", "Inspector: another page", id="app.inspector-page"),
@@ -185,6 +189,16 @@ class Actions(TimeActions):
         glyphs = self.glyphs
         words = f"{glyphs.next_free} is taken next, {glyphs.next_cached} is taken and loses its cached content"
         self._say(words if self.marks_next else "the blocks that are taken next are not marked any more")
+        self.draw()
+
+    def action_hold_feed(self) -> None:
+        """Let no more requests come by themselves, or let them come again; others are taken in all the same."""
+        feed = self.feed
+        if feed is None or feed.done:
+            self._say("no requests come by themselves here")
+            return
+        feed.toggle()
+        self._say("no more requests come by themselves" if feed.held else "requests come by themselves again")
         self.draw()
 
     def action_next_block(self, by: int) -> None:

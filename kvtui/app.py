@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from textual.screen import Screen
 
     from kvtui.capture_output import OutputCapture
+    from kvtui.feed import Feed
     from kvtui.settings import Settings
     from kvtui.sources.source import Source
     from kvtui.widgets.transport import MarkKindPicked, SeekRequested
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
 
 _SETTLED_SECONDS = 1.5
 """After the start: the first picture must not wait for it."""
+
+_WELCOME_SECONDS = 8
+"""Long enough to be read once the eye has found it."""
 
 _REST_AFTER_SECONDS = 1.0
 _SELDOM_SECONDS = 0.2
@@ -64,6 +68,7 @@ class KvtuiApp(Actions):
 
     Args:
         source: Live or recorded.
+        feed: What brings requests by itself; None where nothing does.
         listen_url: Where requests can be sent to, shown while there are none.
         theme: Name of a packaged theme.
         ascii_only: Draw with ASCII alone; chosen by itself where the locale knows no Unicode.
@@ -83,6 +88,7 @@ class KvtuiApp(Actions):
         self,
         source: Source,
         *,
+        feed: Feed | None = None,
         listen_url: str | None = None,
         theme: str | None = None,
         ascii_only: bool = False,
@@ -94,6 +100,7 @@ class KvtuiApp(Actions):
             theme=theme, ascii_only=ascii_only, settings=settings, capture=capture, driver_class=driver_class
         )
         self.source = source
+        self.feed = feed
         self.listen_url = listen_url
         self.hidden = settings.hide if settings is not None else frozenset[str]()
         self.history = History()
@@ -136,6 +143,9 @@ class KvtuiApp(Actions):
         self._turn_later(self._pace.interval / 4)
         self.call_after_refresh(self._take_turn)  # The first picture need not wait for the timer.
         self.set_timer(_SETTLED_SECONDS, _freeze_garbage)
+        welcome = self.feed.welcome(self._hold_key) if self.feed is not None else ""
+        if welcome:
+            self.notify(welcome, timeout=_WELCOME_SECONDS, markup=False)
 
     # -- frames -----------------------------------------------------------------------------------------------------
 
@@ -185,6 +195,7 @@ class KvtuiApp(Actions):
             source.position,
             source.window,
             source.num_arrived if source.engine_paused else 0,
+            self._fed(),
         )
         if status != self._shown_status:
             self._shown_status = status
@@ -288,9 +299,21 @@ class KvtuiApp(Actions):
             next_blocks=tuple(self._queue.first(state, NEXT_BLOCKS)) if self.marks_next else (),
             running=frozenset(member[0] for member in last.batch) if last is not None else frozenset(),
             listen_url=self.listen_url,
+            fed=self._fed(),
             names=self.names,
             mark_kinds=self.mark_kinds,
         )
+
+    def _fed(self) -> str:
+        """What the feed does and which key changes that; empty where nothing comes by itself."""
+        feed = self.feed
+        if feed is None or feed.done:
+            return ""
+        return f"{feed.state} {self.glyphs.dot} {self._hold_key} {'lets it go on' if feed.held else 'holds it'}"
+
+    @property
+    def _hold_key(self) -> str:
+        return self.own_keys.get("hold_feed", "w")
 
     # -- selection --------------------------------------------------------------------------------------------------
 
@@ -365,6 +388,7 @@ def _freeze_garbage() -> None:
 def run_app(
     source: Source,
     *,
+    feed: Feed | None = None,
     listen_url: str | None = None,
     theme: str | None = None,
     ascii: bool = False,  # noqa: A002
@@ -375,6 +399,7 @@ def run_app(
 
     Args:
         source: Live or recorded; closed at the end.
+        feed: What brings requests by itself; None where nothing does.
         listen_url: Where requests can be sent to, shown while there are none.
         theme: Name of a packaged theme.
         ascii: Draw with ASCII alone.
@@ -390,6 +415,7 @@ def run_app(
     def dashboard(capture: OutputCapture | None, driver_class: type[Driver] | None) -> KvtuiApp:
         return KvtuiApp(
             source,
+            feed=feed,
             listen_url=listen_url,
             theme=theme,
             ascii_only=ascii,

@@ -46,6 +46,7 @@ class View:
         next_blocks: The blocks that are taken next, the first one first; empty where they are not to be marked.
         running: Requests in the batch of the last step.
         listen_url: Where requests can be sent to; None where nobody listens.
+        fed: What brings requests by itself, what it does and the key that holds it; empty where nothing comes.
         names: What the requests are called.
         mark_kinds: The kinds of marks that are shown on the position bar, as bits; see `engine.trace.marks`.
     """
@@ -62,6 +63,7 @@ class View:
     next_blocks: tuple[int, ...] = ()
     running: frozenset[int] = frozenset()
     listen_url: str | None = None
+    fed: str = ""
     names: Names = field(default_factory=Names)
     mark_kinds: int = ALL_KINDS
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from engine.config import DEFAULT_MODEL, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from kvtui.cli.errors import UsageError, say
+from kvtui.cli.errors import UsageError
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -24,12 +24,7 @@ if TYPE_CHECKING:
     from engine.trace.events import TraceMessage
     from kvtui.cli.session import Bound
     from kvtui.settings import Settings
-    from kvtui.workloads.workload import Workload
-
-DEFAULT_WORKLOAD = "chat"
-REPEAT_AFTER_S = 5.0
-"""Pause of a dashboard session between the end of its workload and starting it again."""
-
+    from kvtui.workloads.driver import WorkloadDriver
 
 SIMULATED = "simulated"
 """`--model simulated` runs the whole engine without a model."""
@@ -181,9 +176,15 @@ def run_command(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of sampling and arrivals.", rich_help_panel=_ENGINE)] = 0,
     workload: Annotated[
-        str,
-        typer.Option(metavar="NAME|FILE", help="chat, rag, burst, long, fork, a file, or none.", rich_help_panel=_WORK),
-    ] = DEFAULT_WORKLOAD,
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="chat, rag, burst, long, fork, a file, none, or stream: requests of all kinds without end, which give "
+            "way to those from outside. (default: stream; headless or with --once or --rate: chat)",
+            show_default=False,
+            rich_help_panel=_WORK,
+        ),
+    ] = None,
     rate: Annotated[
         float | None, typer.Option(help="Sessions a second (Poisson) instead of its own times.", rich_help_panel=_WORK)
     ] = None,
@@ -241,7 +242,8 @@ def run_command(
 ) -> None:
     """Run a model over a paged cache and watch it.
 
-    A small workload plays by itself, again and again; send your own from another terminal with [bold]kvtui inject[/].
+    Example requests keep coming, drawn with --seed; w holds them, and they give way to those that you send from another
+    terminal with [bold]kvtui inject[/].
 
     Example: kvtui run --num-blocks 96 --workload burst --record burst.mcap
     """
@@ -272,8 +274,9 @@ def run_command(
         ),
         seed=seed,
     )
+    from kvtui.cli.asked import asked_for
     from kvtui.cli.own_settings import settings_for
-    from kvtui.cli.session import ListenOn, bind_listener, open_engine, open_recording, prepared
+    from kvtui.cli.session import ListenOn, bind_listener, open_engine, open_recording
 
     if listen is not None and no_listen:
         raise UsageError("--listen and --no-listen exclude each other: give one of them")
@@ -283,7 +286,16 @@ def run_command(
                 raise UsageError(f"{flag} goes with --headless: add it, or leave {flag} out")
         _require_terminal()
     settings = settings_for(theme)
-    asked = prepared(workload, rate=rate, num=num, seed=seed, max_model_len=config.scheduler.max_model_len)
+    asked = asked_for(
+        workload,
+        rate=rate,
+        num=num,
+        seed=seed,
+        max_model_len=config.scheduler.max_model_len,
+        steps=steps,
+        on_screen=not headless,
+        once=once,
+    )
     if headless and asked is None and listen is None:
         raise UsageError("there would be nothing to do: give a --workload, or an address to --listen on")
     if record is not None:
@@ -301,17 +313,12 @@ def run_command(
         if bound is not None:
             bound[0].close()
         raise
-    if asked is not None:
-        asked = asked.fitted(engine.header.max_model_len)
-        for note in asked.notes:
-            say(note)
+    driver = asked.driver(engine) if asked is not None else None
     if headless:
         serving = bound is not None and not exit_when_done
-        _headless(engine, asked, bound, record, serving=serving, steps=steps, as_json=as_json)
+        _headless(engine, driver, bound, record, serving=serving, steps=steps, as_json=as_json)
     else:
-        _on_screen(
-            engine, asked, bound, record, once=once, steps=steps, theme=theme, ascii_only=ascii_only, settings=settings
-        )
+        _on_screen(engine, driver, bound, record, steps=steps, theme=theme, ascii_only=ascii_only, settings=settings)
 
 
 def _model_len(model: str, asked: int | None) -> int:
@@ -330,7 +337,7 @@ def _require_terminal() -> None:
 
 def _headless(
     engine: PagedEngine,
-    workload: Workload | None,
+    driver: WorkloadDriver | None,
     bound: Bound | None,
     record: Path | None,
     *,
@@ -340,7 +347,6 @@ def _headless(
 ) -> None:
     from kvtui.cli.headless import RunStats, lines_to, run_headless, summary_text
     from kvtui.cli.session import attach
-    from kvtui.workloads.driver import WorkloadDriver
 
     stats = RunStats()
     engine.add_sink(stats)
@@ -358,7 +364,7 @@ def _headless(
         run_headless(
             engine,
             stats,
-            WorkloadDriver(engine, workload) if workload is not None else None,
+            driver,
             serving=serving,
             max_steps=steps,
             lines=lines_to(as_json=as_json),
@@ -366,7 +372,7 @@ def _headless(
         )
     finally:
         attached.close()
-    summary = {"model": engine.header.model.name, "workload": workload.name if workload else None} | stats.summary()
+    summary = {"model": engine.header.model.name, "workload": driver.name if driver else None} | stats.summary()
     print(json.dumps(summary, indent=2) if as_json else summary_text(summary), flush=True)
     if caught:
         raise typer.Exit(128 + caught[0])
@@ -374,11 +380,10 @@ def _headless(
 
 def _on_screen(
     engine: PagedEngine,
-    workload: Workload | None,
+    driver: WorkloadDriver | None,
     bound: Bound | None,
     record: Path | None,
     *,
-    once: bool,
     steps: int | None,
     theme: str | None,
     ascii_only: bool,
@@ -389,7 +394,6 @@ def _on_screen(
     from kvtui.app import run_app
     from kvtui.cli.session import attach
     from kvtui.sources.live import LiveSource
-    from kvtui.workloads.driver import WorkloadDriver
 
     loop = EngineLoop(engine)
     source = LiveSource(engine, loop)
@@ -402,10 +406,7 @@ def _on_screen(
         engine.add_sink(pause_after)
     attached = attach(engine, bound, record, lambda: source.error)
     stopping = threading.Event()
-    if workload is not None:
-        if not once:
-            say(f"{workload.name} plays again and again (--once plays it once, --workload none leaves it out)")
-        driver = WorkloadDriver(engine, workload, repeat_after=None if once else REPEAT_AFTER_S)
+    if driver is not None:
         driver.run_in_thread(stopping, lambda: loop.paused)
     loop.start()
 
@@ -416,7 +417,13 @@ def _on_screen(
 
     _leave(
         run_app(
-            source, listen_url=attached.public_url, theme=theme, ascii=ascii_only, settings=settings, before_exit=close
+            source,
+            feed=driver,
+            listen_url=attached.public_url,
+            theme=theme,
+            ascii=ascii_only,
+            settings=settings,
+            before_exit=close,
         )
     )
 

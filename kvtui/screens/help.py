@@ -40,6 +40,7 @@ KEYS = (
             "{right} at its newest step pauses it and lets it do one more"
         ),
     ),
+    ("w", "hold the requests that come by themselves in a live session, or let them come: --workload"),
     ("home end", "the first and the last step; so does a press on the bar at the bottom"),
     ("L", "back to the present of a live session, as end"),
     ("r", "play from the step that one looks back at, and hold it again"),

@@ -63,6 +63,8 @@ class FooterBar(LinePanel, can_focus=False):
             hints.append(Hint(", .", "marks", "mark(1)"))
         hints.append(Hint("/", "find", "find"))
         hints.append(Hint("tab", "panels", "next_panel"))
+        if view.fed:
+            hints.append(Hint("w", "requests", "hold_feed"))
         if source.live:
             hints.append(Hint("[ ]", "speed", "faster"))
         if view.selected_prefix is not None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from textual.binding import Binding
+from textual.content import Content
 
 from engine.request import RequestStatus
 from kvtui.own_command import inject_command, own_command
+from kvtui.paint import show_subtitle
 from kvtui.safe_text import clean
 from kvtui.view import RequestSelected
 from kvtui.widgets.line import Line
@@ -61,6 +63,7 @@ class RequestTable(WheelScrolled, LinePanel):
         self._newest = -1
         self._selected: int | None = None
         self._prefer_text = False
+        self._feeds = ""
 
     # -- order ---------------------------------------------------------------------------------------------------
 
@@ -153,6 +156,7 @@ class RequestTable(WheelScrolled, LinePanel):
         if view.source.num_arrived and view.source.engine_paused:
             parts.insert(0, f"{view.source.num_arrived} arrived, taken at the next step")
         self.set_title(f"Requests {glyphs.horizontal} {first}", *parts, separator=f" {glyphs.dot} ")
+        self._say_what_feeds(view.fed)
         if not self._order:
             return _empty_state(view)
         columns = columns_for(width, self._prefer_text, view.names.longest)
@@ -185,6 +189,12 @@ class RequestTable(WheelScrolled, LinePanel):
                 )
             )
         return keys
+
+    def _say_what_feeds(self, words: str) -> None:
+        """Say on the lower border what brings requests by itself, and the key that holds it."""
+        if words != self._feeds:
+            self._feeds = words
+            show_subtitle(self, Content(words))
 
     def _position(self, places: Sequence[int]) -> list[str]:
         """Which rows are in sight, where that is not all of them."""

@@ -9,6 +9,9 @@ from kvtui.workloads.file_format import parse_workload, read_text
 from kvtui.workloads.traces import is_azure, is_mooncake, parse_azure, parse_mooncake
 from kvtui.workloads.workload import Workload, WorkloadError
 
+STREAM = "stream"
+"""The workload that a dashboard opens with; it has no end, so it is none that can be loaded (see `stream`)."""
+
 BUILTIN = {
     "chat": "conversations of several turns; each turn sends the history again, and finds it cached",
     "rag": "one long document and many questions about it: the document is computed once and shared",
@@ -29,6 +32,10 @@ def load_workload(reference: str) -> Workload:
         file = resources.files("kvtui.workloads") / "builtin" / f"{reference}.toml"
         return parse_workload(file.read_text(encoding="utf-8"), f"{reference}.toml", toml=True, name=reference)
     path = Path(reference)
+    if reference == STREAM and not path.exists():
+        raise WorkloadError(
+            f"{STREAM} has no end, and only `kvtui run` makes it: name one of {', '.join(BUILTIN)}, or a file"
+        )
     if not path.exists():
         raise WorkloadError(
             f"no workload {reference!r}: it is neither a file nor one of {', '.join(BUILTIN)} (--workload NAME|FILE)"

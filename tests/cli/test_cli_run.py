@@ -132,6 +132,9 @@ def test_a_recording_is_not_written_over_unless_told(two, tmp_path, no_engine, m
         (["--max-num-seqs", "0"], "--max-num-seqs 0"),
         (["--workload", "chatt"], "no workload 'chatt'"),
         (["--workload", "none"], "nothing to do"),
+        (["--workload", "stream"], "say when to stop with --num or --steps"),
+        (["--workload", "stream", "--num", "2", "--rate", "3"], "leave out --rate"),
+        (["--workload", "stream", "--num", "2", "--once"], "--once cannot be kept"),
         (["--rate", "0"], "a rate of 0.0 is not possible"),
         (["--listen", "127.0.0.1:http"], "not an address to listen on"),
         (["--listen", "8077", "--no-listen"], "exclude each other"),
@@ -361,6 +364,35 @@ def test_on_screen_a_default_port_that_is_taken_is_a_note_and_no_error(on_screen
     assert result.exit_code == 0, result.output
     assert "takes no requests from outside" in result.stderr
     assert on_screen[0][1]["listen_url"] is None
+
+
+def test_on_screen_example_requests_keep_coming_where_no_workload_is_named(on_screen, tmp_path):
+    path = tmp_path / "x.mcap"
+    result = runner.invoke(app, ["run", "--model", "simulated", "--no-listen", "--record", str(path)])
+    ((_, settings),) = on_screen
+
+    assert result.exit_code == 0, result.output
+    assert "example requests keep coming" in result.stderr
+    assert settings["feed"].state == "stream goes on"
+    with Recording.open(path) as recording:
+        assert recording.num_requests >= 1
+        assert "Chats, questions" in recording.header.title
+
+
+def test_on_screen_an_end_that_is_asked_for_is_kept(on_screen):
+    result = runner.invoke(app, ["run", "--model", "simulated", "--no-listen", "--once"])
+    ((_, settings),) = on_screen
+
+    assert result.exit_code == 0, result.output
+    assert settings["feed"].name == "chat"
+    assert "keep coming" not in result.stderr
+
+
+def test_a_headless_run_plays_so_many_sessions_of_the_stream_as_are_asked_for():
+    summary = json.loads(run("--workload", "stream", "--num", "3", "--json").stdout)
+
+    assert summary["workload"] == "stream"
+    assert summary["generated_tokens"] >= 3
 
 
 def test_on_screen_steps_pause_the_engine(on_screen, two):

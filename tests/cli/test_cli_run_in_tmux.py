@@ -43,7 +43,7 @@ class Shell:
         variables = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "TMUX", "TERM")}
         self._environment = variables | {"LC_ALL": "C.UTF-8", "TERM": "xterm-256color"}
         self.tmux("-f", os.devnull, "new-session", "-d", "-x", str(width), "-y", str(height), "sh")
-        self.press("PS1='shell> '; clear", "Enter")
+        self.press("PS1='sh''ell> '; clear", "Enter")  # As it is typed it is not yet what is waited for.
         self.wait_for("shell>")
 
     def tmux(self, *arguments: str) -> str:

@@ -59,6 +59,7 @@ KEYS = [
     "minus",
     "enter",
     "y",
+    "w",
     "t",
     "t",
     "t",

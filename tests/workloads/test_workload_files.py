@@ -137,6 +137,8 @@ def test_a_field_of_the_same_name_in_another_request_does_not_mislead(tmp_path):
 def test_what_is_neither_a_name_nor_a_file_is_told_with_the_names(tmp_path):
     with pytest.raises(WorkloadError, match=r"no workload 'chatt': .*chat, rag, burst, long"):
         load_workload("chatt")
+    with pytest.raises(WorkloadError, match=r"stream has no end, and only `kvtui run` makes it: .*chat, rag"):
+        load_workload("stream")
     with pytest.raises(WorkloadError, match="is a folder"):
         load_workload(str(tmp_path))
 
