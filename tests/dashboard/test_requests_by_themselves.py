@@ -25,14 +25,18 @@ class Feeding:
         self.held = not self.held
 
 
+def notices(live: Live) -> list[str]:
+    return [notice.message for notice in live.app._notifications]
+
+
 async def test_who_opens_the_screen_is_told_where_requests_come_from_and_w_holds_them() -> None:
     feed = Feeding()
     live = Live(feed=feed)
     live.ask(3)
-    async with live.app.run_test(size=(200, 50), notifications=True) as pilot:
+    async with live.app.run_test(size=(200, 50)) as pilot:
         live.run(3)
         await frame(pilot)
-        assert "Example requests. w holds them." in text_of(live.app)
+        assert notices(live) == ["Example requests. w holds them."]
         assert "stream goes on · w holds it" in text_of(live.app)
         assert "w requests" in screen_lines(live.app)[-1]
         await pilot.press("w")
@@ -46,8 +50,8 @@ async def test_who_opens_the_screen_is_told_where_requests_come_from_and_w_holds
 async def test_w_says_so_where_nothing_comes_by_itself() -> None:
     for feed in (None, Feeding(done=True)):
         live = Live(feed=feed)
-        async with live.app.run_test(size=(200, 50), notifications=True) as pilot:
+        async with live.app.run_test(size=(200, 50)) as pilot:
             await pilot.press("w")
             await frame(pilot)
-            assert "no requests come by themselves here" in text_of(live.app)
+            assert notices(live) == ["no requests come by themselves here"]
             assert "holds it" not in text_of(live.app)
