@@ -13,7 +13,7 @@ from engine.simulated import simulated_engine
 from engine.trace.bottleneck import Limit, limits_of
 from engine.trace.events import Decision, DecisionKind, Reason, StepTrace
 from engine.trace.state import PoolState
-from kvtui.advisor import WINDOW, advice_json, advice_words, advise, advise_now
+from kvtui.advisor import WINDOW, advice_brief, advice_json, advice_words, advise, advise_now
 from kvtui.history import History
 
 LEVELS = ("waiting", "running", "batch", "tokens", "preemptions")
@@ -77,6 +77,13 @@ def test_where_nobody_waited_nothing_is_to_be_moved_and_a_rare_limit_is_called_r
     assert advice_words(rare, last="")[0] == "hardly anything: tokens a step in 1 of 100 steps"
 
 
+@pytest.mark.parametrize(("held", "rare"), [(4, True), (5, False), (9, False)])
+def test_a_limit_is_worth_moving_from_a_twentieth_of_the_steps_on(held, rare):
+    advice = advise(HEADER, None, **levels(*[(2, 8, 8, 8, 0)] * held, *[(0, 1, 1, 1, 0)] * (100 - held)))
+    assert advice_words(advice)[0].startswith("hardly anything" if rare else "places in")
+    assert advice_brief(advice)[:1] == ([] if rare else ["held up by places: raise --max-num-seqs (now 8)"])
+
+
 def test_every_shorter_form_is_shorter():
     for row in ((2, 8, 8, 8, 0), (1, 3, 3, 3, 2), (0, 3, 3, 64, 0), (0, 1, 1, 1, 0)):
         forms = [len(form) for form in advice_words(advise(HEADER, None, **levels(row)))]
@@ -92,6 +99,15 @@ def test_who_waits_for_blocks_is_named_with_what_it_needs_and_what_is_free():
     told = advice_words(advice, {1: "rag-1"}.get)[0]
     assert told == "blocks in 1 of the last 1 step: rag-1 needs 6, 4 free; raise --num-blocks (now 10)"
     assert advise_now(History(), PoolState(HEADER)) is None
+
+
+def test_who_waits_for_fewer_blocks_than_are_free_by_now_is_not_named():
+    waits = Decision(DecisionKind.WAITS, 0, Reason.NO_BLOCKS, {"needs": 6, "free": 6})
+    counters = step(0).counters._replace(waiting=1)
+    trace = Trace().take(arrived(0), step(0, decisions=[waits], counters=counters))
+    advice = advise_now(trace.history, trace.state)
+    assert advice.head is None
+    assert advice_words(advice)[0].startswith("blocks in 1 of the last 1 step: 1 wait;")
 
 
 def test_requests_that_can_never_fit_are_counted_although_nobody_waits():
@@ -110,6 +126,16 @@ def test_requests_that_can_never_fit_are_counted_although_nobody_waits():
     advice = advise_now(history, state)
     assert (advice.limit, advice.never_fit) == (Limit.BLOCKS, (2, 8))
     assert advice_words(advice)[0] == "blocks: 2 requests refused, one needs 8; raise --num-blocks (now 5)"
+    assert advice_brief(advice)[0] == "held up by blocks: raise --num-blocks (now 5)"
+
+
+def test_a_request_that_was_refused_before_the_last_steps_is_not_counted_any_more():
+    counters = step(0).counters._replace(waiting=0)
+    trace = Trace().take(arrived(0, prompt=60), step(0, finished=[(0, "refused", "")], counters=counters))
+    assert advise_now(trace.history, trace.state).never_fit == (1, 16)
+    trace.take(*(step(1 + i, counters=counters) for i in range(WINDOW + 1)))
+    advice = advise_now(trace.history, trace.state)
+    assert (advice.limit, advice.never_fit) == (Limit.NOTHING, (0, 0))
 
 
 def test_only_the_last_steps_count_as_the_present():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,6 +38,13 @@ def test_each_reserves_its_maximum_in_one_piece_and_who_finds_no_hole_waits_with
     assert told.ghost.pieces == {0: Piece(0, 4), 1: Piece(4, 4)}
     assert told.ghost.waiting == {2: 4, 3: 1}, "the pool has ten blocks of four; 3 would fit, but stands behind 2"
     assert told.ghost.head == 2
+
+
+def test_nobody_reserves_more_than_a_request_may_come_to():
+    told = Told().take(arrived(0, 6, 1000), step(0))
+    assert told.ghost.refused == {0: -(-HEADER.max_model_len // HEADER.block_size)}
+    header = msgspec.structs.replace(HEADER, num_blocks=20)
+    assert Told(header).take(arrived(0, 6, 1000), step(0)).ghost.pieces == {0: Piece(0, 13)}
 
 
 def test_a_piece_is_free_for_the_step_after_the_one_in_which_its_request_ended():

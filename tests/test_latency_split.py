@@ -24,6 +24,11 @@ def test_a_bar_is_filled_and_no_part_of_it_vanishes_where_there_is_room(parts, c
             assert abs(count - parts[at] * cells / sum(parts)) <= 5
 
 
+def test_where_there_are_fewer_cells_than_parts_the_largest_parts_have_them():
+    assert cells_of_parts(latency(5, 100, 1, 70, 20), 3) == [0, 1, 0, 1, 1]
+    assert cells_of_parts(latency(5, 100, 1, 70, 20), 1) == [0, 1, 0, 0, 0]
+
+
 def test_parts_that_cost_nothing_are_named_only_where_every_request_has_them():
     assert [name for _, name, _ in shown_parts(latency(0, 0, 0, 0, 0))] == ["queued", "prefill", "decode"]
     assert [name for _, name, _ in shown_parts(latency(1, 2, 3, 0, 5))] == ["queued", "prefill", "decode", "recompute"]

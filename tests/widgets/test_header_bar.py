@@ -7,6 +7,7 @@ import pytest
 from panel_session import Session, busy_session, lines, shown
 
 from engine.trace.damage import Damage
+from kvtui.advisor import advice_brief, advise_now
 from kvtui.widgets.header_bar import HeaderBar, fitting, parts_of
 
 
@@ -105,6 +106,28 @@ async def test_the_header_says_what_holds_requests_up_and_the_option_that_moves_
     idle.ask(max_tokens=4)
     idle.run(4)
     assert "held up" not in await header(idle, 200)
+
+
+async def test_a_longer_form_of_what_holds_requests_up_costs_nothing_that_weighs_more_than_its_words():
+    session = busy_session()
+    model = msgspec.structs.replace(session.header.model, name="a-model-with-a-name")
+    session.header = msgspec.structs.replace(session.header, model=model)
+    panel = HeaderBar()
+    forms = advice_brief(advise_now(session.history, session.state))
+    assert len(forms) == 4
+    told = set()
+    async with shown(panel, session.view(), 200, 1):
+        for width in range(40, 240):
+            (parts,) = panel.rows(session.view(), width, 1)
+            said = [part.text for part in parts if part.text in forms]
+            if not said:
+                continue
+            told |= set(said)
+            shortest = fitting(parts_of(session.view(), None, forms[-1]), width)
+            kept = {part.text for part in parts}
+            assert {part.text for part in shortest if part.rank <= 4 and part.text != forms[-1]} <= kept
+    assert forms[0] in told
+    assert len(told) > 1
 
 
 async def test_a_playback_says_how_long_the_recording_is():

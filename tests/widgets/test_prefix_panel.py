@@ -13,7 +13,9 @@ from engine.simulated import simulated_engine
 from engine.trace.state import PoolState
 from kvtui.glyphs import ASCII, UNICODE
 from kvtui.palette import load_palettes
+from kvtui.prefix_tree import PrefixTree
 from kvtui.view import Prefix, PrefixSelected, RequestSelected
+from kvtui.widgets.prefix_row import Row, draw_row, uses
 from kvtui.widgets.prefix_tree import PrefixPanel
 
 if TYPE_CHECKING:
@@ -119,6 +121,34 @@ async def test_what_is_selected_grows_with_its_run():
         await pilot.pause()
         assert len(prefix_of(pilot)[-1].blocks) > len(told.blocks)
         assert prefix_of(pilot)[-1].key == told.key
+
+
+@pytest.mark.parametrize(
+    ("guides", "drawn"),
+    [
+        ((), "░"),
+        ((False,), "├─░"),
+        ((True,), "└─░"),
+        ((False, True, False), "│   ├─░"),
+        ((True, False, True), "  │ └─░"),
+    ],
+)
+def test_a_line_leads_down_past_a_run_to_its_next_sibling_and_ends_at_the_last(guides, drawn):
+    row = Row(1, guides, False, False, False, False, False, 0, -1, 0, -1, (0, 1, 0), "the page")
+    assert draw_row(Session().view(), row, 60).text.startswith(f"    ·    ·  {drawn} 4 tok  the page")
+
+
+def test_a_request_uses_the_contents_whose_blocks_are_in_its_table():
+    session = questions()
+    tree = PrefixTree(session.header)
+    tree.jump(session.state)
+    answers = set()
+    for request in session.state.requests:
+        table = set(session.state.table(request))
+        for node in tree.nodes.values():
+            answers.add(bool(table & set(node.blocks)))
+            assert uses(session.state, request, node) == bool(table & set(node.blocks))
+    assert answers == {True, False}
 
 
 async def test_branches_can_be_folded_away():
