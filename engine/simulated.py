@@ -362,10 +362,17 @@ def simulated_engine(
     step_seconds: float = 0.0,
     seconds_per_token: float = 0.0,
     eos_rate: float = 0.0,
+    sliding_window: int = 0,
 ) -> PagedEngine:
     """A `PagedEngine` that needs no model; its traces say `simulated`."""
     config = config or EngineConfig()
-    runner = SimulatedRunner(config, step_seconds=step_seconds, seconds_per_token=seconds_per_token, eos_rate=eos_rate)
+    runner = SimulatedRunner(
+        config,
+        step_seconds=step_seconds,
+        seconds_per_token=seconds_per_token,
+        eos_rate=eos_rate,
+        sliding_window=sliding_window,
+    )
     return engine_for(
         config,
         runner,

@@ -95,6 +95,17 @@ class Run:
         """The order among its siblings."""
         return -self.hits, self.nodes[0].key
 
+    def is_as_long_as(self, blocks: int) -> bool:
+        """Whether so many contents follow each other from its first one on, those of a branch counted along."""
+        branches = [(self, 0)]
+        while branches:
+            run, above = branches.pop()
+            length = above + len(run.nodes)
+            if length >= blocks:
+                return True
+            branches += [(below, length) for below in run.below]
+        return False
+
 
 class PrefixTree:
     """The tree of a state's published contents.

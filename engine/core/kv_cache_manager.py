@@ -57,8 +57,8 @@ class KVCacheManager:
     def most_held(self, num_tokens: int, chunk: int) -> int:
         """Blocks that a sequence of this many tokens holds at once, computed in chunks of at most so many tokens."""
         blocks = self.num_blocks_for(num_tokens)
-        # A stretch of n tokens touches one block more than it fills, where it begins in the middle of one.
-        return min(blocks, self.num_blocks_for(self.window - 1 + chunk) + 1) if self.window else blocks
+        # A stretch of tokens touches most blocks where its first one is the last of a block.
+        return min(blocks, 1 + self.num_blocks_for(self.window - 2 + chunk)) if self.window else blocks
 
     def num_behind(self, request_id: int) -> int:
         """Places at the front of the request's table whose blocks were released, being behind the window."""

@@ -60,8 +60,9 @@ class Scheduler:
         window: int = 0,
     ) -> None:
         limits = config.scheduler
-        # A pool that cannot hold a window with a token more at any place never has a block behind it.
-        room = config.cache.num_blocks * config.cache.block_size - (window - 1) - config.cache.block_size
+        # What a token looks back at and a chunk may begin with the last token of a block. A pool that cannot hold that
+        # at any place never has a block behind the window.
+        room = 1 + (config.cache.num_blocks - 1) * config.cache.block_size - (window - 1)
         self.kv = kv or KVCacheManager(config.cache, window=window if room > 0 else 0)
         self.max_num_seqs = limits.max_num_seqs
         self.max_num_batched_tokens = limits.max_num_batched_tokens

@@ -50,7 +50,7 @@ _SHORT = {
 
 _LONG = {
     Reason.FITS: "it takes {needs:new block} of the {free} free ones",
-    Reason.SWAPPED_IN: "{swapped:block} were swapped in from the CPU pool, and it goes on where it was",
+    Reason.SWAPPED_IN: "{swapped:block were} swapped in from the CPU pool, and it goes on where it was",
     Reason.FORKED: "it is forked from {parent:request #} and shares its {shared:block}",
     Reason.NO_BLOCKS: "its tokens need {needs:block}, but only {free} can be taken",
     Reason.NO_HOLE: (
@@ -75,11 +75,11 @@ _LONG = {
     ),
     Reason.SWAPPED_OUT: (
         "{to:request #} needed {needs:block} and {free} were free, so this one, the youngest, released its "
-        "{released:block}; {swapped:block} were swapped out to the CPU pool and are brought back later"
+        "{released:block}; {swapped:block were} swapped out to the CPU pool, to be brought back later"
     ),
     Reason.SWAPPED_OUT_ITSELF: (
         "it needed {needs:block}, {free} were free, and it is the youngest itself, so it released its "
-        "{released:block}; {swapped:block} were swapped out to the CPU pool and are brought back later"
+        "{released:block}; {swapped:block were} swapped out to the CPU pool, to be brought back later"
     ),
     Reason.NEVER_FITS: "its prompt and one new token need {needs:block}, and the whole pool has {pool}",
     Reason.RESERVATION_NEVER_FITS: (
@@ -98,7 +98,10 @@ NameOf = Callable[[int], str]
 
 
 class _Number:
-    """A number in a template: `{needs}` is the number, `{needs:block}` counts blocks, `{ahead:#}` names a request."""
+    """A number in a template: `{needs}` is the number, `{needs:block}` counts blocks, `{ahead:#}` names a request.
+
+    `{swapped:block were}` is "1 block was" or "2 blocks were".
+    """
 
     def __init__(self, value: int | None, name_of: NameOf | None = None) -> None:
         self.value = value
@@ -112,6 +115,8 @@ class _Number:
             return f"{noun.removesuffix(' #')} {text}" if noun != "#" else f"#{text}"
         if not noun:
             return text
+        if noun.endswith(" were"):
+            return f"{self.__format__(noun.removesuffix(' were'))} {'was' if self.value == 1 else 'were'}"
         return f"{text} {noun}" if self.value == 1 else f"{text} {noun}s"
 
 

@@ -39,6 +39,7 @@ class Row(NamedTuple):
         last: Step of the last operation on its first block; -1 where that is not known.
         counts: Blocks in use, cached, on the CPU pool alone.
         lost: Its beginning is gone, so that nobody can find it.
+        behind: Its beginning is gone, and who comes to its end finds it all the same: that is behind a sliding window.
     """
 
     key: int
@@ -48,6 +49,7 @@ class Row(NamedTuple):
     dimmed: bool
     folded: bool
     lost: bool
+    behind: bool
     refs: int
     owner: int
     hits: int
@@ -77,6 +79,10 @@ def row_of(view: View, tree: PrefixTree, run: Run, look: Look) -> Row:
     state, head = view.state, run.nodes[0]
     block = head.blocks[0] if head.blocks else -1
     refs = sum(int(state.refs[b]) for b in head.blocks)
+    headless = run.above is tree.top and (head.parent != 0 or (block >= 0 and int(state.logical[block]) > 0))
+    window = state.header.model.sliding_window
+    # The token that follows looks at window - 1 others.
+    reaches = headless and window > 0 and run.is_as_long_as(max(1, -(-(window - 1) // state.header.block_size)))
     request = view.selected_request
     other = request is not None and not uses(state, request, head)
     lasts = [int(state.touched[b]) for node in (head, run.nodes[-1]) for b in node.blocks]
@@ -87,7 +93,8 @@ def row_of(view: View, tree: PrefixTree, run: Run, look: Look) -> Row:
         selected=run is look.selected,
         dimmed=run is not look.selected if look.selected is not None else other,
         folded=bool(run.below) and look.folded,
-        lost=run.above is tree.top and (head.parent != 0 or (block >= 0 and int(state.logical[block]) > 0)),
+        lost=headless and not reaches,
+        behind=reaches,
         refs=refs,
         owner=int(state.owner[block]) if refs and block >= 0 else -1,
         hits=run.hits,
@@ -206,6 +213,8 @@ def draw_row(view: View, row: Row, width: int) -> Strip:
     line.add(size, plain)
     if row.lost:
         line.add("beginning gone ", faint if row.dimmed else palette.warning)
+    elif row.behind:
+        line.add("beginning behind the window ", plain)
     text = row.text or "(its text is not kept any more)"
     line.add(fit(text, line.room, ascii_only=glyphs.ascii), plain if row.dimmed or not row.text else palette.text)
     return line.strip(palette.selection if row.selected else None)

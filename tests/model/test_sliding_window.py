@@ -60,7 +60,7 @@ class Watched:
 @pytest.mark.parametrize("fuse", [True, False])
 @pytest.mark.parametrize("chunk", [1, 3, 7])
 def test_a_sequence_longer_than_the_pool_keeps_to_its_window(chunk: int, fuse: bool, attention: str) -> None:
-    most = -(-(WINDOW - 1 + chunk) // SIZE) + 1
+    most = 1 + -(-(WINDOW - 2 + chunk) // SIZE)
     engine = engine_over(
         shared_model("mistral"),
         block_size=SIZE,

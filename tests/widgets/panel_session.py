@@ -56,6 +56,7 @@ class Session:
         chunk: int = 16,
         history: int = 1024,
         kv_dtype: KVDType = "auto",
+        sliding_window: int = 0,
     ) -> None:
         config = EngineConfig(
             cache=CacheConfig(num_blocks=num_blocks, block_size=block_size, kv_dtype=kv_dtype),
@@ -63,7 +64,7 @@ class Session:
                 max_num_seqs=max_num_seqs, max_num_batched_tokens=64, max_prefill_chunk=chunk, max_model_len=256
             ),
         )
-        self.engine = simulated_engine(config)
+        self.engine = simulated_engine(config, sliding_window=sliding_window)
         self.header = self.engine.header
         self.state = PoolState(self.header)
         self.history = History(history)

@@ -8,7 +8,7 @@ import pytest
 from panel_session import PALETTE, PanelApp, Session, lines, shown
 
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
-from engine.request import SamplingParams
+from engine.request import Request, SamplingParams
 from engine.simulated import simulated_engine
 from engine.trace.state import PoolState
 from kvtui.glyphs import ASCII, UNICODE
@@ -230,6 +230,27 @@ async def test_a_session_without_prefix_caching_says_so(cache, policy, said):
         text = "\n".join(lines(panel))
         assert "Prefix caching is off" in text
         assert said in text
+
+
+@pytest.mark.parametrize("window", [9, 10, 14])
+async def test_a_text_without_its_beginning_is_called_lost_only_where_nobody_finds_it(window: int):
+    session = Session(num_blocks=7, block_size=4, chunk=8, sliding_window=window)
+    text = [300 + i for i in range(17)]
+    session.ask(text, max_tokens=1)
+    session.run(4)
+    labels = []
+    for i in range(6):
+        session.ask([340 + i, 5], max_tokens=1)
+        session.run(2)
+        found = session.engine.scheduler.kv.get_computed_blocks(Request(10**6, "", text, SamplingParams()))
+        session.engine.scheduler.kv.forget(10**6)
+        panel = PrefixPanel()
+        async with shown(panel, session.view(), 110, 12):
+            drawn = [line for line in lines(panel)[1:] if "█" in line or "░" in line]
+            labels.append("".join(re.findall("beginning [a-z ]*(?:gone|window)", "".join(drawn))))
+            assert (found.num_tokens == 0) == (labels[-1] == "beginning gone" or not drawn)
+    assert {"", "beginning gone"} <= set(labels)
+    assert ("beginning behind the window" in labels) == (window < 14)
 
 
 async def test_contents_in_the_cpu_pool_have_their_own_glyph():
