@@ -134,7 +134,7 @@ async def test_what_is_selected_grows_with_its_run():
     ],
 )
 def test_a_line_leads_down_past_a_run_to_its_next_sibling_and_ends_at_the_last(guides, drawn):
-    row = Row(1, guides, False, False, False, False, False, 0, -1, 0, -1, (0, 1, 0), "the page")
+    row = Row(1, guides, False, False, False, False, False, False, 0, -1, 0, -1, (0, 1, 0), "the page")
     assert draw_row(Session().view(), row, 60).text.startswith(f"    ·    ·  {drawn} 4 tok  the page")
 
 
