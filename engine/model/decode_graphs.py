@@ -8,6 +8,8 @@ no slot. Grids depend on the longest sequence, so a graph is made for a reach, a
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ from engine.attention.metadata import PAD_SLOT, AttentionMetadata, slots_of
 from engine.model.launched import filled_in
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -54,7 +56,7 @@ class DecodeGraphs:
         self._cache = kv_cache
         self._max_num_seqs = max_num_seqs
         self._max_model_len = max_model_len
-        self._capture = capture or _CudaCapture()
+        self._capture = capture or CudaCapture(kv_cache.device)
         self._graphs: dict[tuple[int, int], _Graph] = {}
         self._broken = False
 
@@ -86,7 +88,7 @@ class DecodeGraphs:
                 graph = self._graphs[key] = self._make(*key)
             except RuntimeError as error:
                 # Some models look at values on the host in the middle of a forward, which a graph cannot.
-                logger.warning("decode steps run without CUDA graphs: %s", str(error).splitlines()[0][:200])
+                logger.warning("decode steps run without CUDA graphs: %s", _first_cause(error))
                 self._broken = True
                 self._graphs.clear()
                 return None
@@ -189,7 +191,8 @@ class _Inputs:
         block_size: int,
     ) -> None:
         """Put a batch in; the rows after it are padding."""
-        n, width = len(token_ids), block_table.shape[1]
+        # A table may go on behind the reach: memory that is reserved for tokens to come.
+        n, width = len(token_ids), min(block_table.shape[1], self._max_blocks)
         positions = seq_lens.astype(np.int64) - 1
         self._hosts.reverse()
         host = self._hosts[0]
@@ -201,7 +204,7 @@ class _Inputs:
         host.slots[n:] = PAD_SLOT
         host.seq_lens[:n] = seq_lens
         host.seq_lens[n:] = 0
-        host.table[:n, :width] = block_table
+        host.table[:n, :width] = block_table[:, :width]
         self._device.copy_(host.piece, non_blocking=True)
 
     def metadata(self, kv_cache: KVCache, reach: int) -> AttentionMetadata:
@@ -226,24 +229,56 @@ class _Inputs:
         )
 
 
-class _CudaCapture:
-    """Records with torch's CUDA graphs; all of them share their scratch memory, since one runs at a time."""
+class CudaCapture:
+    """Records with torch's CUDA graphs; all of them share their scratch memory, since one runs at a time.
 
-    def __init__(self) -> None:
+    Args:
+        device: Where the function's work is; it need not be the current device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: Any = None
         self._pool: Any = None
 
     def __call__(self, function: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-        # Kernels are compiled, and libraries make their handles, in a first run: neither can be captured.
-        stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            function()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            logits = function()
+        """See `Capture`."""
+        with torch.cuda.device(self._device):
+            # One stream for all: each that multiplies matrices keeps a workspace for good, on some cards 32 MiB.
+            if self._stream is None:
+                self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            stream, current = self._stream, torch.cuda.current_stream()
+            graph = torch.cuda.CUDAGraph()
+            stream.wait_stream(current)
+            # Around the capture as well: where that fails, torch's own context leaves its stream the current one.
+            with torch.cuda.stream(stream):
+                # Kernels are compiled, and libraries make their handles, in a first run: neither can be captured.
+                function()
+                current.wait_stream(stream)
+                with _no_collection(), torch.cuda.graph(graph, pool=self._pool, stream=stream):
+                    logits = function()
         self._pool = graph.pool()
         return graph.replay, logits
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Garbage stays: events, graphs and pinned memory in it make calls as they go that end a capture with an error."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _first_cause(error: BaseException) -> str:
+    """One line of what went wrong first: that the capture could not be ended is only what follows."""
+    while isinstance(error.__context__, RuntimeError):
+        error = error.__context__
+    lines = str(error).splitlines()
+    return lines[0][:200] if lines else type(error).__name__
 
 
 def _aligned(num_bytes: int) -> int:

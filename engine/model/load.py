@@ -171,6 +171,11 @@ def make_runner(
     )
     graphs = None
     if kv_cache.device.type == "cuda" and config.model.cuda_graphs:
+        if attention_name != "triton":
+            raise ConfigError(
+                f"--cuda-graphs cannot replay the attention {attention_name!r}, which reads lengths on the host: "
+                "leave it out, or use --attention triton"
+            )
         graphs = DecodeGraphs(forward, kv_cache, config.scheduler.max_num_seqs, max_positions)
     info = ModelInfo(
         name=name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 from typing import TYPE_CHECKING
@@ -12,11 +13,11 @@ import torch
 from test_greedy_equality import GREEDY, expected_all, prompt_of
 from tiny_models import engine_over, run, shared_model
 
-from engine.model.decode_graphs import DecodeGraphs, graph_size
+from engine.model.decode_graphs import CudaCapture, DecodeGraphs, graph_size
 from engine.model.runner import ModelRunner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from engine.attention.metadata import AttentionMetadata
     from engine.engine import PagedEngine
@@ -115,3 +116,129 @@ def test_a_model_that_cannot_be_captured_runs_without(caplog: pytest.LogCaptureF
 @pytest.mark.parametrize(("n", "size"), [(1, 1), (3, 4), (8, 8), (9, 16), (33, 40), (65, 96), (250, 250)])
 def test_sizes_waste_little_and_never_exceed_the_limit(n: int, size: int) -> None:
     assert graph_size(n, 250) == size
+
+
+def test_tables_that_reserve_more_than_the_reach_are_taken_as_far_as_it_goes() -> None:
+    runner = engine_over(shared_model("llama"), block_size=4).runner
+    assert isinstance(runner, ModelRunner)
+    graphs = DecodeGraphs(runner.forward, runner.kv_cache, 4, 8, Recorder())
+    reserved = np.arange(12, dtype=np.int32)[None]  # of which sequences of up to 8 tokens see two
+    token, length = [5], np.array([1], np.int32)
+    with torch.inference_mode():
+        logits = graphs.run(token, length, reserved)
+        assert logits is not None
+        expected = logits.clone()
+        assert torch.equal(graphs.run(token, length, reserved[:, :2]), expected)  # type: ignore[arg-type]
+
+
+class FakeCuda:
+    """Two devices with a current stream each, and torch's way to capture: one that fails leaves its stream current."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.at = 0
+        self.current = ["default 0", "default 1"]
+        self.made = 0
+        self.waits: list[tuple[str, str]] = []
+        self.captured: list[tuple[str, object]] = []
+        for name in ("device", "stream", "graph"):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+        monkeypatch.setattr(torch.cuda, "Stream", lambda: FakeStream(self, f"side {self.at}"))
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: FakeStream(self, self.current[self.at], made=True))
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: FakeGraph())
+
+    @contextlib.contextmanager
+    def device(self, device: torch.device) -> Iterator[None]:
+        before, self.at = self.at, device.index
+        try:
+            yield
+        finally:
+            self.at = before
+
+    @contextlib.contextmanager
+    def stream(self, stream: FakeStream) -> Iterator[None]:
+        at = self.at
+        before, self.current[at] = self.current[at], stream.name
+        try:
+            yield
+        finally:
+            self.current[at] = before
+
+    @contextlib.contextmanager
+    def graph(self, graph: FakeGraph, pool: object = None, stream: FakeStream | None = None) -> Iterator[None]:
+        assert stream is not None
+        before, self.current[self.at] = self.current[self.at], stream.name
+        self.captured.append((stream.name, pool))
+        try:
+            yield
+        except Exception:
+            raise RuntimeError("the capture was ended by an error before")  # noqa: B904 - as torch does it
+        self.current[self.at] = before
+
+
+class FakeStream:
+    def __init__(self, cuda: FakeCuda, name: str, *, made: bool = False) -> None:
+        self._cuda, self.name = cuda, name
+        cuda.made += not made
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self._cuda.waits.append((self.name, other.name))
+
+
+class FakeGraph:
+    def replay(self) -> None:
+        pass
+
+    def pool(self) -> object:
+        return "pool"
+
+
+def test_a_capture_takes_place_on_the_device_of_the_model_and_leaves_everything_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda = FakeCuda(monkeypatch)
+    capture = CudaCapture(torch.device("cuda", 1))
+    where: list[tuple[int, str, bool]] = []
+
+    def function() -> torch.Tensor:
+        where.append((cuda.at, cuda.current[cuda.at], gc.isenabled()))
+        return torch.zeros(1)
+
+    for _ in range(2):
+        capture(function)
+    run, captured = (1, "side 1", True), (1, "side 1", False)
+    assert where == [run, captured] * 2
+    assert cuda.waits == [("side 1", "default 1"), ("default 1", "side 1")] * 2
+    assert cuda.captured == [("side 1", None), ("side 1", "pool")]
+    assert cuda.made == 1
+    assert (cuda.at, cuda.current) == (0, ["default 0", "default 1"])
+    assert gc.isenabled()
+
+
+def test_a_capture_that_fails_leaves_the_stream_that_was_current_and_says_what_came_first(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cuda = FakeCuda(monkeypatch)
+    calls = 0
+
+    class Breaks:
+        def __init__(self, inner: Forward) -> None:
+            self._inner = inner
+
+        def forward(self, *batch: torch.Tensor | AttentionMetadata) -> torch.Tensor:
+            nonlocal calls
+            calls += 1
+            if calls == 2:
+                raise RuntimeError("operation not permitted when stream is capturing")
+            return self._inner.forward(*batch)  # type: ignore[arg-type]
+
+    runner = engine_over(shared_model("llama"), block_size=4).runner
+    assert isinstance(runner, ModelRunner)
+    capture = CudaCapture(torch.device("cuda", 1))
+    graphs = DecodeGraphs(Breaks(runner.forward), runner.kv_cache, 4, 256, capture)  # type: ignore[arg-type]
+    with torch.inference_mode():
+        assert graphs.run([5], np.array([1], np.int32), np.array([[0]], np.int32)) is None
+    assert (cuda.at, cuda.current) == (0, ["default 0", "default 1"])
+    assert gc.isenabled()
+    assert [r.getMessage() for r in caplog.records] == [
+        "decode steps run without CUDA graphs: operation not permitted when stream is capturing"
+    ]
