@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from engine.baselines.first_fit import Holes
-from engine.baselines.reservation import Fragmentation
 from engine.request import FinishReason
 
 if TYPE_CHECKING:
@@ -30,6 +29,22 @@ class Piece(NamedTuple):
 
     start: int
     num: int
+
+
+class Fragmentation(NamedTuple):
+    """Where memory is lost at one moment, in blocks and slots (Kwon et al., SOSP 2023, section 3.1).
+
+    Attributes:
+        reserved_slots: Slots of the blocks in use.
+        filled_slots: Of these, how many hold keys and values.
+        free: Blocks that nobody holds.
+        largest_hole: Most free blocks in a row.
+    """
+
+    reserved_slots: int
+    filled_slots: int
+    free: int
+    largest_hole: int
 
 
 class Ghost:

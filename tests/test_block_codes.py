@@ -15,10 +15,13 @@ from kvtui.block_codes import (
     LEVEL,
     MANY,
     NUM_LEVELS,
+    SECOND,
     SHARED,
     Emphasis,
     block_codes,
+    char_codes,
 )
+from kvtui.block_layout import lay_out, levels_for
 
 
 def codes_of(refs, filled=0, key=0, owner=0, block_size=8):
@@ -46,6 +49,27 @@ def test_a_block_in_use_is_as_high_as_it_is_full_and_never_empty() -> None:
     assert ((codes_of([1] * 9, filled=range(9)) & GLYPH_MASK) - LEVEL).tolist() == [0, 0, 1, 2, 3, 4, 5, 6, 7]
     sixteenths = (codes_of([1] * 17, filled=range(17), block_size=16) & GLYPH_MASK) - LEVEL
     assert sixteenths.tolist() == [0, *(eighth for eighth in range(8) for _ in range(2))]
+
+
+def test_the_second_character_of_a_wide_cell_is_told_from_the_first_and_from_the_gap() -> None:
+    levels = levels_for(4, 40, 9)
+    codes = np.array([FREE, CACHED, SHARED, MANY], np.uint16)
+    wide = char_codes(codes, 1, lay_out(4, levels[0], 40, 9))[0, :12].tolist()
+    assert wide[:11] == [
+        FREE,
+        FREE | SECOND,
+        0,
+        CACHED,
+        CACHED | SECOND,
+        0,
+        SHARED,
+        SHARED | SECOND,
+        0,
+        MANY,
+        MANY | SECOND,
+    ]
+    narrow = char_codes(codes, 1, lay_out(4, levels[2], 40, 9))[0, :7].tolist()
+    assert narrow == [FREE, 0, CACHED, 0, SHARED, 0, MANY]
 
 
 def test_hues_go_around_the_cycle_by_owner() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from engine.baselines.first_fit import FirstFitPool
 from engine.core.found_prefix import NOTHING_FOUND, FoundPrefix
@@ -13,32 +13,6 @@ from engine.trace.events import Reason
 if TYPE_CHECKING:
     from engine.config import CacheConfig, EngineConfig
     from engine.request import Request
-
-
-class Fragmentation(NamedTuple):
-    """Where memory is lost at one moment, in blocks and slots (Kwon et al., SOSP 2023, section 3.1).
-
-    Attributes:
-        reserved_slots: Slots of the blocks in use.
-        filled_slots: Of these, how many hold keys and values.
-        free: Blocks that nobody holds.
-        largest_hole: Most free blocks in a row.
-    """
-
-    reserved_slots: int
-    filled_slots: int
-    free: int
-    largest_hole: int
-
-    @property
-    def internal(self) -> float:
-        """Share of the slots in use that hold nothing, reserved for later or for never; 0 where none is in use."""
-        return 1 - self.filled_slots / self.reserved_slots if self.reserved_slots else 0.0
-
-    @property
-    def external(self) -> float:
-        """Share of the free blocks that the largest request that fits could not have; 0 where none is free."""
-        return 1 - self.largest_hole / self.free if self.free else 0.0
 
 
 class ReservedKVCache(KVCacheManager):
@@ -107,16 +81,6 @@ class ReservingScheduler(Scheduler):
             )
         else:
             super().add_request(request)
-
-    def fragmentation(self) -> Fragmentation:
-        """What is lost now."""
-        pool = self.kv.pool
-        return Fragmentation(
-            reserved_slots=pool.num_used * self.kv.block_size,
-            filled_slots=sum(request.num_computed_tokens for request in self.running.values()),
-            free=pool.num_free,
-            largest_hole=pool.holes.largest,
-        )
 
     def _no_room(self, request: Request, needs: int, free: int) -> tuple[Reason, dict[str, int]]:
         reserves = self.kv.reservation(request)

@@ -23,10 +23,9 @@ if TYPE_CHECKING:
     from textual import events
     from textual.strip import Strip
 
-    from engine.baselines.reservation import Fragmentation
     from engine.trace.events import StepTrace
     from engine.trace.state import PoolState
-    from kvtui.ghost import Ghost
+    from kvtui.ghost import Fragmentation, Ghost
     from kvtui.glyphs import Glyphs
     from kvtui.view import View
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from refused import refused
 from typer.testing import CliRunner
 
 from engine.config import CacheConfig, EngineConfig
@@ -50,14 +51,6 @@ def on_screen(monkeypatch):
     return shown
 
 
-def wrong(result: Any) -> str:
-    assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    assert result.stderr.startswith("kvtui: ")
-    assert result.stderr.count("\n") == 1
-    return str(result.stderr)
-
-
 def test_a_file_is_played_from_where_it_is_told(tmp_path, on_screen):
     path = record(tmp_path / "x.mcap")
     result = runner.invoke(app, ["play", str(path), "--speed", "4", "--start", "7", "--paused", "--ascii"])
@@ -100,7 +93,7 @@ def test_a_recording_that_was_cut_off_is_played_as_far_as_it_goes_and_says_so(tm
 def test_what_is_no_recording_is_told(tmp_path, on_screen):
     for name, content in {"text.mcap": b"plain words\n" * 50, "empty.mcap": b"", "head.mcap": b"\x89MCAP0\r\n"}.items():
         (tmp_path / name).write_bytes(content)
-        assert name in wrong(runner.invoke(app, ["play", str(tmp_path / name)]))
+        assert name in refused(runner.invoke(app, ["play", str(tmp_path / name)]))
     assert not on_screen
 
 
@@ -108,34 +101,34 @@ def test_one_that_is_cut_off_before_its_first_step_is_told(tmp_path, on_screen):
     path = record(tmp_path / "x.mcap")
     path.write_bytes(path.read_bytes()[:60])
 
-    assert "x.mcap" in wrong(runner.invoke(app, ["play", str(path)]))
+    assert "x.mcap" in refused(runner.invoke(app, ["play", str(path)]))
 
 
 def test_one_of_a_newer_schema_is_told(tmp_path, on_screen):
     path = record(tmp_path / "x.mcap", schema_version=99)
 
-    assert "99" in wrong(runner.invoke(app, ["play", str(path)]))
+    assert "99" in refused(runner.invoke(app, ["play", str(path)]))
 
 
 def test_a_name_that_is_not_there_is_told_with_those_that_are(packaged, on_screen):
     record(packaged / "prefix.mcap")
 
-    assert "neither a file nor packaged (prefix)" in wrong(runner.invoke(app, ["play", "nothing"]))
-    assert "is a folder" in wrong(runner.invoke(app, ["play", str(packaged)]))
+    assert "neither a file nor packaged (prefix)" in refused(runner.invoke(app, ["play", "nothing"]))
+    assert "is a folder" in refused(runner.invoke(app, ["play", str(packaged)]))
 
 
 def test_without_packaged_recordings_it_says_how_to_make_one(packaged):
-    assert "kvtui run --record FILE" in wrong(runner.invoke(app, ["play"]))
+    assert "kvtui run --record FILE" in refused(runner.invoke(app, ["play"]))
 
 
 def test_a_start_behind_the_end_is_told(tmp_path, on_screen):
     path = record(tmp_path / "x.mcap")
 
-    assert "steps 0 to 19" in wrong(runner.invoke(app, ["play", str(path), "--start", "20"]))
+    assert "steps 0 to 19" in refused(runner.invoke(app, ["play", str(path), "--start", "20"]))
 
 
 def test_without_a_terminal_it_says_so(tmp_path):
-    assert "terminal" in wrong(runner.invoke(app, ["play", str(record(tmp_path / "x.mcap"))]))
+    assert "terminal" in refused(runner.invoke(app, ["play", str(record(tmp_path / "x.mcap"))]))
 
 
 def test_the_table_of_recordings_has_steps_duration_size_and_title(packaged):
@@ -173,4 +166,4 @@ def test_a_broken_recording_in_the_folder_is_named_and_the_others_are_listed(tmp
     assert result.exit_code == 0
     assert "bad.mcap" in result.stderr
     assert "good" in result.stdout
-    assert "is not a folder" in wrong(runner.invoke(app, ["recordings", str(tmp_path / "good.mcap")]))
+    assert "is not a folder" in refused(runner.invoke(app, ["recordings", str(tmp_path / "good.mcap")]))

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import typer
+from refused import refused
 from typer.testing import CliRunner
 
 from engine.trace.reader import Recording
@@ -48,14 +49,6 @@ def no_engine(monkeypatch):
         pytest.fail("the model was loaded before the mistake was seen")
 
     monkeypatch.setattr(session, "open_engine", loaded)
-
-
-def wrong(result: Any) -> str:
-    assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    assert result.stderr.startswith("kvtui: ")
-    assert result.stderr.count("\n") == 1
-    return str(result.stderr)
 
 
 def test_a_headless_run_ends_with_its_workload_and_a_summary(two):
@@ -117,7 +110,7 @@ def test_a_recording_is_not_written_over_unless_told(two, tmp_path, no_engine, m
     path = tmp_path / "x.mcap"
     path.write_text("precious")
 
-    assert "the file exists" in wrong(run("--workload", two, "--record", str(path)))
+    assert "the file exists" in refused(run("--workload", two, "--record", str(path)))
     assert path.read_text() == "precious"
     monkeypatch.undo()
     assert run("--workload", two, "--record", str(path), "--force", "--steps", "3").exit_code == 0
@@ -144,14 +137,14 @@ def test_a_recording_is_not_written_over_unless_told(two, tmp_path, no_engine, m
     ],
 )
 def test_what_cannot_work_is_told_before_the_model_is_loaded(no_engine, arguments, said):
-    assert said in wrong(run(*arguments))
+    assert said in refused(run(*arguments))
 
 
 def test_a_wrong_field_of_a_workload_is_told_by_line(no_engine, tmp_path):
     path = tmp_path / "w.json"
     path.write_text('[{"prompt": "a"},\n {"prompt": "b", "max_token": 3}]')
 
-    assert f"{path}: line 2: unknown field `max_token`" in wrong(run("--workload", str(path)))
+    assert f"{path}: line 2: unknown field `max_token`" in refused(run("--workload", str(path)))
 
 
 def test_a_port_in_use_is_told_before_the_model_is_loaded(no_engine):
@@ -159,16 +152,16 @@ def test_a_port_in_use_is_told_before_the_model_is_loaded(no_engine):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert f"port {port} on 127.0.0.1 is in use" in wrong(run("--listen", f"127.0.0.1:{port}"))
+        assert f"port {port} on 127.0.0.1 is in use" in refused(run("--listen", f"127.0.0.1:{port}"))
 
 
 def test_options_of_the_headless_mode_are_refused_without_it(no_engine):
     result = runner.invoke(app, ["run", "--json"])
-    assert "--json goes with --headless" in wrong(result)
+    assert "--json goes with --headless" in refused(result)
 
 
 def test_without_a_terminal_it_points_to_the_headless_mode(no_engine):
-    message = wrong(runner.invoke(app, ["run"]))
+    message = refused(runner.invoke(app, ["run"]))
     assert "terminal" in message
     assert "--headless" in message
 

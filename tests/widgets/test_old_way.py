@@ -31,7 +31,7 @@ async def test_the_strip_shows_pieces_filled_reserved_and_the_holes_and_who_woul
         assert re.search(rf"run +{len(session.view().running)} +{len(ghost.pieces)} ", text)
         assert re.search(rf"wait +\d+ +{len(ghost.waiting)} {session.view().names.of(ghost.head)}", text)
         lost = ghost.fragmentation(session.state)
-        assert f"{lost.internal:.1%}" in text
+        assert f"{1 - lost.filled_slots / lost.reserved_slots:.1%}" in text
         assert f"no {ghost.waiting[ghost.head]} in a row" in text
         assert str(panel.border_title).startswith(f"The old way ─ {len(ghost.pieces)} of ")
 
