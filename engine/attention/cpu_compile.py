@@ -1,7 +1,8 @@
 """Compile a worker for this machine's processor, or take it from a folder where it was kept.
 
 Compilation takes some seconds, once per machine: the result is kept in `NUMBA_CACHE_DIR`, or else in
-`$KVTUI_CACHE/numba`, or else in the user's cache folder.
+`$KVTUI_CACHE/numba`, or else in the user's cache folder; in the latter two what no version has used for long is removed
+(`cpu_cache.py`).
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
-import os
 import threading
 import time
 from pathlib import Path
@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeVarTuple
 
 import numba
 import numpy as np
-import platformdirs
 import torch
+
+from engine.attention import cpu_cache
+from engine.cache_folder import cache_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -120,17 +122,18 @@ def cache_dir(sources: Sequence[Path]) -> Path:
     Args:
         sources: Those files.
     """
-    root = os.environ.get("KVTUI_CACHE") or platformdirs.user_cache_dir("kvtui")
     digest = hashlib.sha256()
     for path in sources:
         digest.update(path.read_bytes())
-    return Path(root) / "numba" / digest.hexdigest()[:12]
+    return cache_folder() / "numba" / digest.hexdigest()[:12]
 
 
 def _compile(worker: Callable[[int], None], folder: Path | None) -> Any:
     config: Any = numba.config
     before = config.CACHE_DIR
     config.CACHE_DIR = before or str(folder or "")
+    if folder is not None and not before:
+        cpu_cache.use(folder)
     try:
         signature = numba.types.void(numba.types.int64)
         return numba.cfunc(signature, cache=folder is not None, **OPTIONS)(worker)

@@ -9,15 +9,13 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import importlib.util
-import os
 import shutil
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import platformdirs
-
+from engine.cache_folder import cache_folder
 from engine.config import ConfigError
 
 if TYPE_CHECKING:
@@ -36,12 +34,6 @@ _CONVERSION = 1
 
 _TEMPORARY = ".unfinished-"
 _ABANDONED_AFTER = 24 * 3600.0
-
-
-def cache_folder() -> Path:
-    """Where converted models are kept: `KVTUI_CACHE`, or the platform's place for a user's caches."""
-    chosen = os.environ.get("KVTUI_CACHE")
-    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("kvtui", appauthor=False))
 
 
 def find_gguf() -> Path | None:

@@ -155,7 +155,7 @@ def _weights() -> Finding:
 
 
 def _cache_folder() -> Finding:
-    from engine.model.weights import cache_folder
+    from engine.cache_folder import cache_folder
 
     folder = cache_folder()
     there = next(place for place in (folder, *folder.parents) if place.exists())
