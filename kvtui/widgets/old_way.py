@@ -54,9 +54,9 @@ class Figures(NamedTuple):
     """What is said below the strip.
 
     Attributes:
-        running, waiting, used, waste: Of the trace: requests, blocks, and how well they are used.
+        running, waiting, waste: Of the trace: requests, and how well their memory is used.
         fits: Requests that have a piece.
-        waiters: The first of those that have none, and how many they are.
+        waiters, num_waiters: The first of those that have none, and how many they are.
         lost: Where the ghost's memory goes.
         copies: Slots of it that hold once more what is held already.
         needs: Blocks in a row that the head of its queue waits for; 0 where it does not wait for memory.
