@@ -42,7 +42,11 @@ def choose_dtype(name: DType, device: torch.device) -> torch.dtype:
     """The element type; `auto` is bfloat16 where the device computes it natively, else float32."""
     if name != "auto":
         return _DTYPES[name]
-    native = torch.cuda.is_bf16_supported(including_emulation=False) if device.type == "cuda" else _cpu_has_bfloat16()
+    if device.type == "cuda":
+        with torch.cuda.device(device):  # torch answers for the current one, which may be another card
+            native = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        native = _cpu_has_bfloat16()
     return torch.bfloat16 if native else torch.float32
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -23,6 +25,7 @@ from engine.model.device import choose_device, choose_dtype, physical_cores
 from engine.request import SamplingParams
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -265,6 +268,34 @@ def test_auto_is_bfloat16_only_where_the_cpu_computes_it(monkeypatch: pytest.Mon
     for native, want in ((True, torch.bfloat16), (False, torch.float32)):
         monkeypatch.setattr("engine.model.device._cpu_has_bfloat16", lambda native=native: native)
         assert choose_dtype("auto", cpu) == want
+
+
+def test_auto_asks_the_card_that_was_chosen_for_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    current = [0]
+
+    @contextlib.contextmanager
+    def device(chosen: torch.device) -> Iterator[None]:
+        before, current[0] = current[0], chosen.index
+        yield
+        current[0] = before
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: current[0] == 1)
+    assert choose_dtype("auto", torch.device("cuda", 0)) == torch.float32
+    assert choose_dtype("auto", torch.device("cuda", 1)) == torch.bfloat16
+
+
+def test_a_card_that_is_too_old_for_the_kernels_is_served_by_the_reference(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: [(7, 5), (8, 0), (12, 0)][device.index])
+    old, new, newer = (torch.device("cuda", index) for index in range(3))
+    assert choose_attention("auto", old)[0] == "reference"
+    assert "cuda:0 has compute capability 7.5" in caplog.text
+    with pytest.raises(ConfigError, match=r"compute capability 7.5, .* need 8.0; use --attention auto"):
+        choose_attention("triton", old)
+    if importlib.util.find_spec("triton") is not None:
+        assert {choose_attention("auto", device)[0] for device in (new, newer)} == {"triton"}
 
 
 def test_threads_are_at_most_the_cores_of_this_process() -> None:
