@@ -14,16 +14,17 @@ import math
 import os
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from engine.config import ConfigError
 from engine.sizes import in_bytes
 from engine.trace.events import Op
+from engine.upload import upload
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from engine.core.scheduler_output import BlockCopy
@@ -105,8 +106,10 @@ class KVCache:
         self.host: torch.Tensor | None = None
         self.host_scales: torch.Tensor | None = None
         if num_cpu_blocks:
+            pinned = device.type == "cuda"
+            self._check_host(num_cpu_blocks, pinned=pinned)
             try:
-                self.host, self.host_scales = self._allocate(num_cpu_blocks, pin_memory=device.type == "cuda")
+                self.host, self.host_scales = self._allocate(num_cpu_blocks, pin_memory=pinned)
             except (RuntimeError, MemoryError) as error:
                 size = f"{num_cpu_blocks} blocks of {in_bytes(self.block_bytes)}"
                 raise ConfigError(f"the CPU pool does not fit into memory: {size}; use fewer (--cpu-blocks)") from error
@@ -141,8 +144,7 @@ class KVCache:
             raise ValueError(f"{len(source)} source blocks for {len(destination)} destinations: give as many of each")
         if len(source) == 0:
             return
-        src = torch.as_tensor(source, dtype=torch.int64, device=self.device)
-        dst = torch.as_tensor(destination, dtype=torch.int64, device=self.device)
+        src, dst = upload(source, self.device, np.int64), upload(destination, self.device, np.int64)
         for tensor in _parts(self.data, self.scales):
             tensor.index_copy_(0, dst, tensor.index_select(0, src))
 
@@ -211,6 +213,27 @@ class KVCache:
         free = free_memory(self.device)
         if free is not None and self.num_bytes > free * _HEADROOM:
             raise ConfigError(self._too_large(free))
+
+    def _check_host(self, num_cpu_blocks: int, *, pinned: bool) -> None:
+        """Refuse a CPU pool before the system ends the process for it: pinned memory is taken at once.
+
+        torch pins a power of two of bytes, so that a pool may take nearly twice its size.
+        """
+        free = free_memory(torch.device("cpu"))
+        if free is None:
+            return
+        # The other pool in the same memory has been allocated, but most of it is taken only when it is written.
+        room = int(free * _HEADROOM) - (0 if pinned else self.num_bytes)
+        size = num_cpu_blocks * self.block_bytes
+        taken = 1 << (size - 1).bit_length() if pinned else size
+        if taken <= room:
+            return
+        needs = f"{num_cpu_blocks} blocks of {in_bytes(self.block_bytes)} take {in_bytes(taken)}"
+        if pinned:
+            needs += " (pinned, and so a power of two)"
+            room = 1 << (room.bit_length() - 1) if room > 0 else 0
+        advice = f"use at most {max(0, room) // self.block_bytes} (--cpu-blocks)"
+        raise ConfigError(f"the CPU pool does not fit into memory: {needs}, {in_bytes(free)} are free; {advice}")
 
     def _too_large(self, free: int | None) -> str:
         size = f"{self.num_blocks} blocks of {in_bytes(self.block_bytes)} take {in_bytes(self.num_bytes)}"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine import kv_cache
+from engine.config import ConfigError
 from engine.kv_cache import KVCache
 
 
@@ -23,3 +25,25 @@ def test_blocks_of_whole_pages_touch_no_other_page(num_blocks: int, dtype: torch
     assert cache.data.shape == (num_blocks, 2, 2, 4, 16, 64)
     if cache.data.nbytes >= 2 << 20:
         assert cache.data.data_ptr() % (2 << 20) == 0, "a large cache begins where a large page can"
+
+
+SMALL = {"num_layers": 1, "num_kv_heads": 1, "block_size": 16, "head_dim": 32, "dtype": torch.float32}  # 4 KiB a block
+
+
+def test_a_cpu_pool_that_does_not_fit_beside_the_cache_is_refused_with_what_would(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kv_cache, "free_memory", lambda device: 100 * 4096)
+    with pytest.raises(ConfigError, match=r"31 blocks of 4.0 KiB take 124 KiB, .* use at most 30 \(--cpu-blocks\)"):
+        KVCache(num_blocks=60, num_cpu_blocks=31, **SMALL)
+    assert KVCache(num_blocks=60, num_cpu_blocks=30, **SMALL).host is not None
+
+
+def test_pinned_memory_is_counted_as_torch_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(num_cpu_blocks: int) -> None:
+        KVCache(num_blocks=4, **SMALL)._check_host(num_cpu_blocks, pinned=True)
+
+    monkeypatch.setattr(kv_cache, "free_memory", lambda device: 100 * 4096)
+    asked(64)
+    with pytest.raises(ConfigError, match=r"65 blocks .* take 512 KiB \(pinned.* use at most 64 \(--cpu-blocks\)"):
+        asked(65)

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import torch
+
+from engine.upload import upload
 
 if TYPE_CHECKING:
+    import torch
     from numpy.typing import NDArray
 
     from engine.kv_cache import KVCache
@@ -94,10 +96,10 @@ class AttentionMetadata:
         longer = np.flatnonzero(query_lens != 1)
         device = kv_cache.device
         return cls(
-            query_start_loc=_tensor(query_start_loc, device),
-            seq_lens=_tensor(seq_lens, device),
-            block_table=_tensor(block_table, device),
-            slot_mapping=_tensor(slot_mapping, device),
+            query_start_loc=upload(query_start_loc, device),
+            seq_lens=upload(seq_lens, device),
+            block_table=upload(block_table, device),
+            slot_mapping=upload(slot_mapping, device),
             host_query_start_loc=query_start_loc,
             host_seq_lens=seq_lens,
             host_block_table=block_table,
@@ -159,11 +161,3 @@ def slots_of(
     """Slot of every query row, `block * block_size + offset`, int64 `[T]`."""
     rows = np.repeat(np.arange(len(query_lens)), query_lens)
     return block_table[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size
-
-
-def _tensor(array: NDArray[np.generic], device: torch.device) -> torch.Tensor:
-    tensor = torch.from_numpy(array)
-    if device.type == "cuda":
-        # From pinned memory, so that the host need not wait for what the device has still to do.
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)

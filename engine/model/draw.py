@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from engine.model.upload import upload
+from engine.upload import upload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,10 +14,10 @@ from engine.core.scheduler_output import BlockCopy, ScheduledRequest
 from engine.deferred import DeferredStep
 from engine.model.launched import DeviceStep, Draws, Samples, answer, filled_in, refer_to
 from engine.model.sampler import choose, request_seed, sample
-from engine.model.upload import upload
 from engine.request import Request, SamplingParams
 from engine.runner import RunnerError
 from engine.trace.events import Op, Phase
+from engine.upload import upload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.model.draw import draw_on_device, draw_on_host
-from engine.model.upload import upload
+from engine.upload import upload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
