@@ -124,7 +124,7 @@ def draw_on_device(
     chosen = [i for i, p in enumerate(params) if p.top_p < 1]
     if chosen:
         rows = upload(chosen, device, np.int64)
-        mass = upload([params[i].top_p for i in chosen], device, np.float32)
+        mass = upload([params[i].top_p for i in chosen], device, np.float64)
         threshold[rows] = _nucleus(scaled[rows], threshold[rows], mass)
     chosen = [i for i, p in enumerate(params) if p.min_p > 0]
     if chosen:
@@ -133,11 +133,13 @@ def draw_on_device(
         threshold[rows] = torch.maximum(threshold[rows], floor)
 
     weights = scaled.exp().masked_fill_(scaled < threshold[:, None], 0.0)
-    cumulative = weights.cumsum(dim=-1)
+    # A device adds in an order that depends on how many rows there are. In float32 that could be seen: one draw in some
+    # millions would be another token, or one without any weight at which a sum is rounded otherwise than before it.
+    cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
     total = cumulative[:, -1:]
-    goal = upload(uniform, device)[:, None] * total.double()
+    goal = upload(uniform, device)[:, None] * total
     # Rounding must not lift the goal to the total itself: past the last token with any weight lies nothing.
-    goal = torch.minimum(goal.float(), torch.nextafter(total, torch.zeros_like(total)))
+    goal = torch.minimum(goal, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(cumulative, goal, right=True).flatten()
 
 
@@ -147,19 +149,20 @@ def _nucleus(scaled: torch.Tensor, threshold: torch.Tensor, mass: torch.Tensor) 
     Args:
         scaled: `[n, vocab]`, the largest of each row 0.
         threshold: `[n]`, what an earlier filter lets through.
-        mass: `[n]`, share to keep of what is let through.
+        mass: float64 `[n]`, share to keep of what is let through.
 
     Returns:
         `[n]`.
     """
     vocab = scaled.shape[-1]
-    goal = mass * scaled.exp().masked_fill_(scaled < threshold[:, None], 0.0).sum(dim=-1)
+    let_through = scaled.exp().masked_fill_(scaled < threshold[:, None], 0.0)
+    goal = mass * let_through.sum(dim=-1, dtype=torch.float64)
     out = threshold.clone()
     open_rows = torch.arange(len(scaled), device=scaled.device)
     for size in (min(_NUCLEUS, vocab), vocab):
         top = scaled[open_rows].topk(size, dim=-1).values
         weight = top.exp().masked_fill_(top < threshold[open_rows, None], 0.0)
-        before = weight.cumsum(dim=-1) - weight
+        before = weight.cumsum(dim=-1, dtype=torch.float64) - weight
         inside = (before < goal[open_rows, None]).sum(dim=-1).clamp(min=1)
         found = inside < size if size < vocab else torch.ones_like(inside, dtype=torch.bool)
         last = top.gather(1, (inside - 1)[:, None]).flatten()
