@@ -31,8 +31,8 @@ LEAST = 1e-33
 
 ROW_BYTES = 2 * BLOCK + 3 * 4
 """Of a row, for each block of its inputs. First come the bytes of all blocks, then their second bytes, then for each
-block its step (float32, NaN where an element is no finite number), its sum in the inputs' own unit (float32), and a bit
-for each element that has a second byte (int32)."""
+block its step (float32, NaN where an element is no finite number), its sum (float32 or int32, see `encode_row`), and a
+bit for each element that has a second byte (int32)."""
 
 _VECTORS = BLOCK // LANES
 _FLOATS = ir.VectorType(F32, LANES)
@@ -74,11 +74,15 @@ def _reduce(builder, name, vector):
 
 
 @intrinsic(prefer_literal=True)
-def encode_row(typingctx, tag, source, num_inputs, num_blocks, target):
-    """Bytes of one row: `num_inputs` elements of a tag, at an address, to the `ROW_BYTES * num_blocks` of a target."""
+def encode_row(typingctx, weights, tag, source, num_inputs, num_blocks, target):
+    """Bytes of one row: `num_inputs` elements of a tag, at an address, to the `ROW_BYTES * num_blocks` of a target.
+
+    `weights` is the tag of a form of weights. Over 4-bit codes, which have minima, a block's sum is in the inputs' own
+    unit, float32. Over 8-bit codes, which are stored with 128 added, it is in steps and times -128, a whole number.
+    """
 
     def codegen(context, builder, signature, args):
-        _, source_, num_inputs_, num_blocks_, target_ = args
+        _, _, source_, num_inputs_, num_blocks_, target_ = args
         seconds, steps, sums, masks = fields_of_row(builder, target_, num_blocks_)
         whole = builder.sdiv(num_inputs_, int64(BLOCK))
         # What is left after whole blocks is a block with zeros behind it.
@@ -146,11 +150,15 @@ def encode_row(typingctx, tag, source, num_inputs, num_blocks, target):
             step = builder.select(is_used, step, _float(0.0))
             step = builder.select(is_number, step, _float(float("nan")))
             builder.store(step, pointer(builder, steps, block, 4, F32), align=4)
-            whole_sum = builder.sitofp(_reduce(builder, "add", total), F32)
-            builder.store(builder.fmul(whole_sum, step), pointer(builder, sums, block, 4, F32), align=4)
+            sum_ = _reduce(builder, "add", total)
+            if weights == types.int8:
+                sum_ = builder.mul(sum_, ir.Constant(I32, -128))
+            else:
+                sum_ = builder.fmul(builder.sitofp(sum_, F32), step)
+            builder.store(sum_, pointer(builder, sums, block, 4, sum_.type), align=4)
             builder.store(bits, pointer(builder, masks, block, 4, I32), align=4)
 
         each(encode)
         return context.get_dummy_value()
 
-    return types.void(tag, *[types.int64] * 4), codegen
+    return types.void(weights, tag, *[types.int64] * 4), codegen

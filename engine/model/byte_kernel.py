@@ -184,14 +184,22 @@ def _tile(builder, tag, height, rows, row_bytes, num_blocks, panel, bias, write)
                     cell = whole[r, v]
                     builder.store(_add_products(builder, builder.load(cell), weights[v], x), cell)
 
-        for place in places:
-            builder.store(ir.Constant(_INTS, None), whole[place])
+        # Of codes that are stored with 128 added, that times the inputs' sum is taken off.
+        less = [
+            _spread(builder, sums, block, I32) if tag == types.int8 else ir.Constant(_INTS, None)
+            for _, _, sums, _ in fields
+        ]
+        for r, v in places:
+            builder.store(less[r], whole[r, v])
         marks = [builder.load(pointer(builder, masks, block, 4, I32), align=4) for *_, masks in fields]
         with _any_groups(builder, marks) as each_marked:
+            for place in places:
+                builder.store(ir.Constant(_INTS, None), whole[place])
             with each_marked() as group:
                 add([second for second, *_ in fields], group, _weights_of(builder, tag, codes, group))
-            for place in places:
-                builder.store(builder.shl(builder.load(whole[place]), const(8, I32, LANES)), whole[place])
+            for r, v in places:
+                seconds = builder.shl(builder.load(whole[r, v]), const(8, I32, LANES))
+                builder.store(builder.add(seconds, less[r]), whole[r, v])
         _each_group(builder, tag, codes, lambda group, weights: add(own, int64(group), weights))
         if tag == types.int8:
             scales = [_vector(builder, source, 64 * v, _FLOATS) for v in range(VECTORS)]
@@ -204,17 +212,14 @@ def _tile(builder, tag, height, rows, row_bytes, num_blocks, panel, bias, write)
                 for first in (0, PANEL)
             )
         for r, (_, steps, sums, _) in enumerate(fields):
-            step, given = (_spread(builder, address, block, F32) for address in (steps, sums))
-            if tag == types.int8:
-                given = builder.fmul(given, const(-128.0, F32, LANES))
+            step = _spread(builder, steps, block, F32)
             for v in range(VECTORS):
                 total = builder.load(totals[r, v])
                 value = builder.sitofp(builder.load(whole[r, v]), _FLOATS)
-                if tag == types.int8:
-                    total = fma(builder, fma(builder, value, step, given), scales[v], total)
-                else:
-                    total = fma(builder, builder.fmul(value, step), scales[v], total)
-                    total = fma(builder, minima[v], given, total)
+                # The step first: it is small, and a large input's own unit would be beyond float32 before the scale.
+                total = fma(builder, value, builder.fmul(step, scales[v]), total)
+                if tag != types.int8:
+                    total = fma(builder, minima[v], _spread(builder, sums, block, F32), total)
                 builder.store(total, totals[r, v])
     for r, v in places:
         added = builder.load(pointer(builder, bias, int64(v * LANES), 4, _FLOATS), align=4)
@@ -265,7 +270,7 @@ def make_worker(tag: Any, element: Any) -> Any:
             first = ticket * ENCODED
             stop = min(first + ENCODED, p.num_rows)
             for row in range(first, stop):
-                encode_row(element, p.x + row * p.x_stride, p.num_inputs, p.num_blocks, p.rows + row * row_bytes)
+                encode_row(tag, element, p.x + row * p.x_stride, p.num_inputs, p.num_blocks, p.rows + row * row_bytes)
             fetch_add(p.counters + DONE, stop - first)
             ticket = fetch_add(p.counters + NEXT, 1)
         # Every row that is not encoded yet is in the hands of a thread that is at it.

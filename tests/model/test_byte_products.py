@@ -157,6 +157,24 @@ def test_rows_of_the_least_and_largest_numbers_are_computed() -> None:
     assert ByteProduct(weight)(torch.full((1, 64), 1e-40)).abs().max() < 1e-37
 
 
+@pytest.mark.parametrize("make", [four_bits, eight_bits])
+@pytest.mark.parametrize("size", [1e30, 1e36, 3e36])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_so_large_that_only_their_products_fit_into_float32_are_computed(
+    make: type, size: float, dtype: torch.dtype
+) -> None:
+    weight, x = make(60, 96), normal(6, 96, seed=1)
+    x[4, 70] = 40  # second bytes, in the row beside the large one
+    product = ByteProduct(weight)
+    expected = product(x.to(dtype))
+    x[3] *= size
+    assert (x[3].double() @ weight.double().T).abs().max() < 3e38
+    y = product(x.to(dtype))
+    assert error(y[3:4], x[3:4].double() @ weight.double().T) < 0.02
+    others = [0, 1, 2, 4, 5]
+    assert torch.equal(y[others], expected[others])
+
+
 def test_rows_may_lie_apart_and_elements_too() -> None:
     weight, x = normal(20, 64), normal(6, 130, seed=1)
     product = ByteProduct(weight)
