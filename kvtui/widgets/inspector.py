@@ -87,6 +87,9 @@ class Inspector(WheelScrolled, LinePanel):
         self._cursor = 0
         self._top = 0
         self._what_follows = ""
+        self._text_seen = (0, 0, 0)
+        """The first line of the text in sight, the one behind the last, and how many it has; without the focus, of what
+        is left of it."""
         self._list_at = 0
         """Lines in front of the list."""
         self._list_room = 0
@@ -189,6 +192,7 @@ class Inspector(WheelScrolled, LinePanel):
     def rows(self, view: View, width: int, height: int) -> list[Row]:
         """The page shown."""
         self._entries = []
+        self._text_seen = (0, 0, 0)
         rows = self._page_rows(view, self.page(view), width, height)
         self._say_what_follows(view)
         return rows
@@ -281,11 +285,10 @@ class Inspector(WheelScrolled, LinePanel):
         return rows
 
     def _say_what_follows(self, view: View) -> None:
-        """Where a list has more lines than are in sight, say on the border which these are and how to see more."""
+        """Where a list or a text has more lines than are in sight, say on the border which, and how to see more."""
         count, first = len(self._entries), self._top + 1
-        words = ""
+        words, dot = self._text_words(view.glyphs.dot), view.glyphs.dot
         if count > self._list_room > 0:
-            dot = view.glyphs.dot
             last = min(count, self._top + self._list_room)
             lines = f"{first:,} to {last:,}" if last > first else f"{first:,}"
             where = f"line{'s' * (last > first)} {lines} of {count:,}"
@@ -295,6 +298,17 @@ class Inspector(WheelScrolled, LinePanel):
         if words != self._what_follows:
             self._what_follows = words
             show_subtitle(self, Content(words))
+
+    def _text_words(self, dot: str) -> str:
+        """Which lines of a text are in sight; without the focus that is the end of its prompt and of its output."""
+        start, stop, count = self._text_seen
+        if stop - start in (0, count):
+            return ""
+        if self.has_focus:
+            lines = f"lines {start + 1:,} to {stop:,}" if stop - start > 1 else f"line {stop:,}"
+            return f"{lines} of {count:,} {dot} wheel, or j k"
+        key = getattr(self.app, "own_keys", {}).get("panel(5)", "5")
+        return f"{stop - start:,} of {count:,} lines of text {dot} {key}, then j k"
 
     def _text_rows(self, view: View, request: RequestState, width: int, room: int) -> list[Row]:
         """The lines of prompt and output that are in sight, each kind with its label on the first of them."""
@@ -307,6 +321,7 @@ class Inspector(WheelScrolled, LinePanel):
             texts = [GrowingText(cells, MAX_CHARACTERS, ascii_only=ascii_only) for _ in range(2)]
             known = self._wrapped = (key, texts[0], texts[1])
         prompt, output = known[1].follow(request.pieces[:n]), known[2].follow(request.pieces, n)
+        count = len(prompt) + len(output)
         if not self.has_focus and len(prompt) + len(output) > room:
             # Nobody scrolls here: show the end of both, and of the output most.
             most = max(room // 3 if output else 1, room - len(output), 0)
@@ -315,9 +330,11 @@ class Inspector(WheelScrolled, LinePanel):
         self._back = max(0, min(self._back, len(prompt) + len(output) - room))
         stop = len(prompt) + len(output) - self._back
         lines = [("prompt", line) for line in prompt] + [("output", line) for line in output]
+        start = max(0, stop - room)
+        self._text_seen = (start, stop, count)
         rows: list[Row] = []
         labelled = ""
-        for kind, line in lines[max(0, stop - room) : stop]:
+        for kind, line in lines[start:stop]:
             label = f"{kind if kind != labelled else '':<{LABEL}}"
             looks: tuple[str | int, str] = ("muted", "muted") if kind == "prompt" else (request.request, "text")
             rows.append(((label, looks[0]), (line, looks[1])))
