@@ -99,7 +99,7 @@ def callers(seed: int, room: Room) -> Iterator[Caller]:
                 params=replace(session.params, seed=source.getrandbits(31)),
             ),
             gap=0.0 if rush else min(_LONGEST_GAP_S, source.expovariate(1 / _MEAN_GAP_S)),
-            at_once=MOST_AT_ONCE if rush else round(4 + 2 * math.sin(2 * math.pi * place / (CYCLE - RUSH))),
+            at_once=MOST_AT_ONCE if rush else round(5 + 2 * math.sin(2 * math.pi * place / (CYCLE - RUSH))),
         )
         number += 1
 
