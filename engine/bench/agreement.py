@@ -24,7 +24,7 @@ from engine.config import DEFAULT_MODEL, CacheConfig, EngineConfig, ModelConfig,
 from engine.model import load_engine
 from engine.model.checkpoint import find_checkpoint
 from engine.model.device import choose_device
-from engine.model.load import load_transformers
+from engine.model.pretrained import load_transformers
 from engine.model.tokenizer import TokenizerCodec
 from engine.request import SamplingParams
 

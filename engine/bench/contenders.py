@@ -82,7 +82,7 @@ def _transformers(options: argparse.Namespace) -> Any:
 
     from engine.model.checkpoint import find_checkpoint
     from engine.model.device import choose_dtype, set_threads
-    from engine.model.load import load_transformers
+    from engine.model.pretrained import load_transformers
 
     set_threads()
     device = torch.device("cpu")

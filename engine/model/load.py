@@ -14,13 +14,14 @@ from engine.attention.hook import HookError
 from engine.config import ConfigError, EngineConfig
 from engine.kv_cache import QUANTISED, SCALE_BYTES, KVCache
 from engine.model import freed_memory
-from engine.model.checkpoint import Checkpoint, find_checkpoint
+from engine.model.checkpoint import find_checkpoint
 from engine.model.decode_graphs import DecodeGraphs
 from engine.model.device import choose_device, choose_dtype, choose_kv_dtype, set_threads
 from engine.model.forward import Forward, HookedModel
 from engine.model.fused_llama import FusedLlama, NotFusableError
 from engine.model.int8 import make_int8_projection
 from engine.model.originals import Originals
+from engine.model.pretrained import load_transformers
 from engine.model.projection import (
     MakeProjection,
     Original,
@@ -31,10 +32,9 @@ from engine.model.projection import (
     make_projection,
     multiplies_bfloat16,
 )
-from engine.model.quiet import quiet
 from engine.model.runner import ModelRunner
 from engine.model.tokenizer import TokenizerCodec
-from engine.model.vetting import Trial, cache_shape, check_config
+from engine.model.vetting import Trial, cache_shape
 from engine.overlap import engine_for
 from engine.trace.events import ModelInfo
 
@@ -90,35 +90,6 @@ def load(config: EngineConfig, progress: Callable[[str], None], *, title: str, d
     return engine_for(config, runner, TokenizerCodec(tokenizer), title=title, description=description)
 
 
-def load_transformers(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
-    """A checkpoint's model, in eval mode on the device, and its tokenizer.
-
-    Raises:
-        ConfigError: It is not a decoder-only model that transformers knows, or a file of it is broken.
-    """
-    with quiet():
-        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
-        path, name = checkpoint.path, checkpoint.name
-        model: Any
-        try:
-            model_config = AutoConfig.from_pretrained(path, local_files_only=True)
-            check_config(model_config, name)
-            model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
-            tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-        except ConfigError:
-            raise
-        except Exception as error:  # transformers, safetensors and tokenizers raise all kinds for broken files
-            reason = " ".join(str(error).split())[:300]
-            raise ConfigError(f"the model {name} in {path} cannot be loaded: {reason}") from error
-        if not getattr(tokenizer, "is_fast", False):
-            raise ConfigError(f"the model {name} has no fast tokenizer (tokenizer.json): convert its tokenizer first")
-        try:
-            return model.to(device).eval(), tokenizer
-        except torch.OutOfMemoryError as error:
-            raise ConfigError(f"the model {name} does not fit on {device}: use --device cpu") from error
-
-
 def make_runner(
     model: Any,
     config: EngineConfig,
@@ -151,7 +122,7 @@ def make_runner(
     shape = cache_shape(hooked, name)
     limit = _max_positions(model.config.get_text_config(decoder=True))
     max_positions = min(limit, config.scheduler.max_model_len)
-    trial = Trial(model, shape, max_positions)
+    trial = Trial(model, shape, max_positions, name)
     weights = config.model.weights
     if weights in _ROUNDED:
         forward: Forward = _rounded_forward(hooked, trial, name, max_positions, weights, original)

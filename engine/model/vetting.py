@@ -80,6 +80,8 @@ def cache_shape(model: HookedModel, name: str) -> CacheShape:
         raise ConfigError(
             f"{kind}: {len(calls)} of its {config.num_hidden_layers} layers go through transformers' attention hook"
         )
+    if not calls:
+        raise ConfigError(f"{kind}: it has no layers")
     first = calls[0]
     for call in calls:
         if (call.num_query_heads, call.num_kv_heads, call.key_dim) != (
@@ -114,13 +116,17 @@ class Trial:
         model: The transformers model; its attention is set to eager for the reference logits, then to the hook's.
         shape: Of its cache.
         max_positions: Longest sequence that the model or its user allows; the batch stays within it.
+        name: Of the model, for messages.
+
+    Raises:
+        ConfigError: The model's own logits are no numbers to compare with.
     """
 
     _LENGTHS = (7, 1, 4)  # a second and a third chunk, a single token, a block boundary between chunks
     _CHUNK = 3
     _BLOCK_SIZE = 2
 
-    def __init__(self, model: Any, shape: CacheShape, max_positions: int) -> None:
+    def __init__(self, model: Any, shape: CacheShape, max_positions: int, name: str = "the model") -> None:
         self._shape = shape
         self._lengths = [min(n, max_positions) for n in self._LENGTHS]
         self._dtype: torch.dtype = model.dtype
@@ -138,6 +144,11 @@ class Trial:
         finally:
             model.set_attn_implementation(hook.ATTENTION_NAME)
         self._expected = torch.stack(rows).float()
+        if not bool(self._expected.isfinite().all()):
+            raise ConfigError(
+                f"{name} is not supported: its own logits in {str(self._dtype).removeprefix('torch.')} are not finite "
+                "numbers; use another --dtype, and if they still are not, fetch or convert the model again"
+            )
 
     def difference(self, forward: Forward) -> float:
         """Largest distance of a row of logits from the expected one, relative to that one's length."""

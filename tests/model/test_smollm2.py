@@ -9,7 +9,7 @@ import torch
 from tiny_models import engine_over, generate, run
 
 from engine.model.checkpoint import find_checkpoint
-from engine.model.load import load_transformers
+from engine.model.pretrained import load_transformers
 from engine.model.tokenizer import TokenizerCodec
 from engine.model.weights import find_gguf
 from engine.request import SamplingParams
