@@ -111,11 +111,19 @@ class KVCacheManager:
         self.cpu.swap_out(request.request_id, held, computed, digests, num_behind=behind)
         return len(held)
 
-    def num_free_needed(self, num_tokens: int, found: FoundPrefix) -> int:
-        """Free blocks that an admission uses up: the new ones, and the hits that wait in the free queue themselves."""
+    def num_free_needed(self, num_tokens: int, found: FoundPrefix, chunk: int = 0) -> int:
+        """Free blocks that an admission uses up: the new ones, and the hits that wait in the free queue themselves.
+
+        Args:
+            num_tokens: Tokens to have slots.
+            found: As for `allocate_slots`.
+            chunk: With a window, and where the tokens are computed in chunks of at most so many: what it takes at once
+                at most until all are computed.
+        """
         blocks = self.pool.blocks
         in_use = sum(1 for block_id in found.blocks if block_id >= 0 and blocks[block_id].ref_cnt)
-        return self.num_blocks_for(num_tokens) - found.num_behind - in_use
+        held = self.num_blocks_for(num_tokens) - found.num_behind
+        return (min(held, self.most_held(num_tokens, chunk)) if chunk else held) - in_use
 
     def allocate_slots(self, request: Request, num_tokens: int, found: FoundPrefix = NOTHING_FOUND) -> bool:
         """Make the request's table long enough for its first num_tokens tokens.

@@ -185,3 +185,24 @@ def test_choices_of_a_prompt_longer_than_the_pool_begin_with_its_window():
     followed.run()
     whole = expected(prompt, SamplingParams(max_tokens=4, ignore_eos=True))
     assert [followed.tokens[number + index] for index in range(3)] == [whole] * 3
+
+
+def test_who_could_begin_but_not_get_through_waits_for_what_it_takes_at_once():
+    # A chunk of 8 takes 2 blocks, and with the 5 tokens in front of it 4. The older request never leaves so many.
+    followed = followed_over(5, max_prefill_chunk=8, prefix_caching=False)
+    phases: list[int] = []
+    followed.engine.add_sink(
+        lambda m: phases.extend(member.phase for member in m.batch) if isinstance(m, StepTrace) else None
+    )
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    prompts = [prompt_of(5), prompt_of(40, 98)]
+    requests = [followed.engine.add_request(prompts[0], params)]
+    followed.step()
+    requests.append(followed.engine.add_request(prompts[1], params))
+    followed.step()
+    waits = decisions(followed, DecisionKind.WAITS)[-1]
+    assert (waits.request, waits.reason, waits.numbers) == (requests[1], Reason.NO_BLOCKS, {"needs": 4, "free": 3})
+    followed.run()
+    assert decisions(followed, DecisionKind.PREEMPTED) == []
+    assert Phase.RECOMPUTE not in phases
+    assert [followed.tokens[request] for request in requests] == [expected(prompt, params) for prompt in prompts]
