@@ -120,14 +120,16 @@ def speed_up(result: Result, over: Result) -> float:
     return result.tokens_per_s / over.tokens_per_s if over.tokens_per_s else 0.0
 
 
-_HEADS = ("policy", "steps", "seconds", "average batch", "tokens", "tokens/s", "first token", "latency", "failed")
+_HEADS = ("policy", "steps", "seconds", "avg batch", "tokens", "tok/s", "first token", "latency", "failed")
+"""The last one only where something failed: the table fits into 80 columns, as the screen before it does."""
 
 
 def report_lines(arrivals: Arrivals, lanes: list[Lane], results: list[Result], glyphs: Glyphs, width: int) -> list[str]:
     """All there is to say, for people."""
     cost, cache = arrivals.cost, arrivals.config.cache
     name = clean(arrivals.name, ascii_only=glyphs.ascii, limit=60)
-    rows = [_HEADS] + [
+    rows: list[tuple[str, ...]] = [_HEADS]
+    rows += [
         (
             r.policy,
             f"{r.steps:,}",
@@ -141,7 +143,9 @@ def report_lines(arrivals: Arrivals, lanes: list[Lane], results: list[Result], g
         )
         for r in results
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
+    if not any(r.failed for r in results):
+        rows = [row[:-1] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         f"{name}: {arrivals.workload.num_requests:,} requests, {cache.num_blocks:,} blocks of {cache.block_size}",
         f"a step takes {cost.seconds * 1e3:.2f} ms and {cost.seconds_per_token * 1e3:.3f} ms a token ({cost.source})",

@@ -182,6 +182,25 @@ def test_the_batch_over_time_keeps_the_requests_times_their_time():
     assert values.sum() * result.seconds / 37 == pytest.approx(work, rel=1e-6)
 
 
+def test_the_report_of_minutes_fits_into_80_columns_and_tells_of_failures_only_where_there_are_some():
+    raced = arrivals()
+    ran = lanes(raced)
+    large = {"steps": 2016, "seconds": 176.6, "average_batch": 16.46, "generated_tokens": 5188, "tokens_per_s": 129.4}
+    results = [
+        dataclasses.replace(result_of(lane), mean_first_token_s=181.02, mean_latency_s=199.67, **large) for lane in ran
+    ]
+    lines = report_lines(raced, ran, results, UNICODE, 80)
+    assert any("181.02 s" in line for line in lines)
+    assert max(map(len, lines)) <= 80
+    assert not any("failed" in line for line in lines)
+
+    results[0] = dataclasses.replace(results[0], failed=3)
+    table = report_lines(raced, ran, results, UNICODE, 80)
+    at = next(at for at, line in enumerate(table) if line.startswith("policy"))
+    assert table[at].endswith("failed")
+    assert table[at + 1].split()[-1] == "3"
+
+
 def test_the_report_has_a_row_a_lane_and_a_chart_on_one_scale():
     raced = arrivals()
     ran = lanes(raced)
