@@ -35,7 +35,7 @@ def choose_attention(name: str, device: torch.device) -> tuple[str, PagedAttenti
     if name == "auto":
         for candidate, kind in _DEVICE_OF.items():
             if kind == device.type:
-                reason = _lacks(candidate, device)
+                reason = lacks(candidate, device)
                 if reason:
                     logger.warning("attention is computed by torch, slowly: %s", reason)
                     break
@@ -47,7 +47,7 @@ def choose_attention(name: str, device: torch.device) -> tuple[str, PagedAttenti
     kind = _DEVICE_OF.get(name, device.type)
     if kind != device.type:
         raise ConfigError(f"the attention {name!r} does not run on {device.type}: use --attention auto")
-    reason = _lacks(name, device)
+    reason = lacks(name, device)
     if reason:
         raise ConfigError(f"the attention {name!r} cannot be used here: {reason}; use --attention auto")
     try:
@@ -56,7 +56,7 @@ def choose_attention(name: str, device: torch.device) -> tuple[str, PagedAttenti
         raise ConfigError(f"the attention {name!r} cannot be used here ({error}): use --attention auto") from error
 
 
-def _lacks(name: str, device: torch.device) -> str:
+def lacks(name: str, device: torch.device) -> str:
     """What an implementation needs and the device has not; empty where there is nothing."""
     if name != "triton" or torch.version.hip:
         return ""

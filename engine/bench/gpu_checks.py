@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,13 +11,14 @@ import torch
 from engine.attention import reference
 from engine.attention.metadata import PAD_SLOT
 from engine.attention.triton import TritonAttention, paged_attention, write_kv
-from engine.bench.ahead_of_time import CONFIGURATIONS, Configuration
 from engine.bench.gpu_batch import Batch, in_float32, make_batch
+from engine.bench.gpu_report import Check, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from engine.attention.metadata import AttentionMetadata
+    from engine.bench.ahead_of_time import Configuration
 
 _DTYPE = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _CACHE: dict[str | None, Any] = {None: None, "int8": torch.int8, "float8": torch.float8_e4m3fn}
@@ -37,28 +35,6 @@ MIXED = [
 """(query rows, positions) around the boundaries of blocks, key tiles, query tiles and splits."""
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One comparison.
-
-    Attributes:
-        name: What was compared.
-        error: Largest relative error of a row, or 0 and 1 for equal and different.
-        limit: What it may be.
-        note: Why there is no error to give.
-    """
-
-    name: str
-    error: float
-    limit: float
-    note: str = ""
-
-    @property
-    def passed(self) -> bool:
-        """Whether it is close enough; a NaN is not."""
-        return not self.note and self.error <= self.limit
-
-
 def check_configuration(
     configuration: Configuration,
     device: torch.device,
@@ -71,18 +47,6 @@ def check_configuration(
     if c.cache:
         checks.append(_guarded(f"{c.name}: what is written", functools.partial(_compare_written, c, device)))
     return checks
-
-
-def check_configurations(device: torch.device, jobs: int) -> Iterator[Check]:
-    """Every configuration, each in a process of its own: they compile side by side, and none can harm another."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1) as pool:
-        running = [(c.name, pool.submit(check_configuration, c, device)) for c in CONFIGURATIONS]
-        for name, future in running:
-            try:
-                yield from future.result()
-            except Exception as error:  # the process died
-                yield Check(name, float("nan"), 0.0, f"{type(error).__name__}: {error}".splitlines()[0][:300])
 
 
 def check_graph(device: torch.device, attention: TritonAttention, batch_size: int = 16) -> Check:
@@ -99,7 +63,7 @@ def _guarded(name: str, compare: Callable[[], tuple[float, float]]) -> Check:
     try:
         return Check(name, *compare())
     except Exception as error:  # the report is to say of every check how it went
-        return Check(name, float("nan"), 0.0, f"{type(error).__name__}: {error}".splitlines()[0][:300])
+        return Check(name, float("nan"), 0.0, one_line(error))
 
 
 def _batch(c: Configuration, device: torch.device, lengths: Sequence[tuple[int, int]]) -> Batch:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from engine.attention.choice import choose_attention
-from engine.bench.gpu_checks import Check
+from engine.bench.gpu_report import Check, one_line
 from engine.config import CacheConfig, DType, EngineConfig, ModelConfig, SchedulerConfig
 from engine.model.load import make_runner
 from engine.overlap import engine_for
@@ -20,7 +20,7 @@ from engine.trace.events import StepTrace
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from engine.bench.gpu_timing import Row
+    from engine.bench.gpu_report import Row
     from engine.engine import PagedEngine
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -90,7 +90,7 @@ def same_tokens(device: str = "cuda", num_tokens: int = 24) -> Check:
             engine = _engine(model, device, attention, "float32", cuda_graphs=attention == "triton")
             sides.append(_run(engine, prompts, num_tokens))
     except Exception as error:  # the report is to say how it went
-        return Check(name, float("nan"), 0.0, f"{type(error).__name__}: {error}".splitlines()[0][:300])
+        return Check(name, float("nan"), 0.0, one_line(error))
     pairs = [pair for one, other in zip(*sides, strict=True) for pair in zip(one, other, strict=True)]
     return Check(name, sum(a != b for a, b in pairs) / len(pairs), 0.0)
 
@@ -117,7 +117,7 @@ def same_overlapped(device: str = "cuda", num_tokens: int = 24) -> Check:
         if not all(engine.scheduler.num_preemptions for engine in engines):
             raise RuntimeError("nobody gave way: the pool is too large for this check")
     except Exception as error:  # the report is to say how it went
-        return Check(name, float("nan"), 0.0, f"{type(error).__name__}: {error}".splitlines()[0][:300])
+        return Check(name, float("nan"), 0.0, one_line(error))
     pairs = [*zip(plain, overlapped, strict=True), *zip(*ended, strict=True)]
     return Check(name, sum(a != b for a, b in pairs) / len(pairs), 0.0)
 
@@ -158,7 +158,7 @@ def speed(
         name = f"{shape}, kvtui" + ("" if cuda_graphs else " without graphs") + ", async" * async_scheduling
         row: Row = {"shape": name, "requests": batch, "prompt": prompt, "generated": generated}
         row |= {"seconds": seconds, "tokens/s": generated / seconds}
-        yield row | {f"{part} ms": statistics.median(times) / 1e6 for part, times in parts.items()}
+        yield row | {f"{part} ms": statistics.median(times) / 1e6 for part, times in parts.items() if times}
 
 
 def transformers_speed(shape: str, batch: int, device: str = "cuda", num_tokens: int = 128, prompt: int = 128) -> Row:

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
     from engine.attention.triton_tiles import Tile
     from engine.bench.gpu_batch import Layout
-
-Row = dict[str, Any]
-"""One line of a table: column name to text or number."""
+    from engine.bench.gpu_report import Row
 
 _MAX_CACHE_BYTES = 12 << 30
 
