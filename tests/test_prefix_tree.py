@@ -135,7 +135,7 @@ def test_circles_in_a_made_up_trace_do_no_harm():
 PROMPTS = ("", "the page of the block that all share first ", "the page of the block and then another ")
 
 
-def followed(seed, num_blocks, cpu_blocks, requests):
+def followed(seed, num_blocks, cpu_blocks, window, requests):
     """Real schedules; yields the state and the steps since the last time."""
     config = EngineConfig(
         cache=CacheConfig(block_size=2, num_blocks=num_blocks, num_cpu_blocks=cpu_blocks),
@@ -147,7 +147,7 @@ def followed(seed, num_blocks, cpu_blocks, requests):
         ),
         seed=seed,
     )
-    engine = simulated_engine(config)
+    engine = simulated_engine(config, sliding_window=window)
     messages: list[object] = []
     engine.add_sink(messages.append)
     state = PoolState(engine.header)
@@ -182,11 +182,14 @@ def drawn(tree):
     st.integers(0, 9),
     st.integers(12, 30),
     st.sampled_from([0, 6]),
+    st.sampled_from([0, 5]),
     st.lists(st.tuples(st.integers(0, 2), st.integers(1, 12), st.integers(1, 9)), min_size=3, max_size=20),
 )
-def test_the_tree_is_the_published_blocks_and_the_same_whichever_way_one_came(seed, num_blocks, cpu_blocks, requests):
+def test_the_tree_is_the_published_blocks_and_the_same_whichever_way_one_came(
+    seed, num_blocks, cpu_blocks, window, requests
+):
     tree = slow = None
-    for state, steps in followed(seed, num_blocks, cpu_blocks, requests):
+    for state, steps in followed(seed, num_blocks, cpu_blocks, window, requests):
         tree, slow = tree or PrefixTree(state.header), slow or PrefixTree(state.header)
         tree.follow(state, steps)
         there = [(node, run) for run in tree.runs() for node in run.nodes]

@@ -13,7 +13,7 @@ import pytest
 from trace_builder import TraceBuilder, arrived, fill, make_header, simulated_trace
 
 from engine.trace import recording as recording_module
-from engine.trace.events import Counters, RequestArrived, StepTrace
+from engine.trace.events import Counters, Reason, RequestArrived, StepTrace
 from engine.trace.file_format import RecordingError
 from engine.trace.invariants import check
 from engine.trace.reader import Recording
@@ -42,7 +42,10 @@ def steps_of(messages):
 
 
 @pytest.mark.usefixtures("small_parts")
-def test_live_and_replayed_states_are_equal_at_every_step(tmp_path):
+@pytest.mark.parametrize(
+    "memory", [{}, {"num_blocks": 15, "num_cpu_blocks": 20, "sliding_window": 10}], ids=["whole", "window"]
+)
+def test_live_and_replayed_states_are_equal_at_every_step(tmp_path, memory):
     path = tmp_path / "run.mcap"
     live: list[PoolState] = []
     states: list[PoolState] = []
@@ -57,8 +60,12 @@ def test_live_and_replayed_states_are_equal_at_every_step(tmp_path):
         return writers[0]
 
     _, messages = simulated_trace(
-        seed=1, sinks=[state_sink, writer_sink], each_step=lambda: states.append(live[0].copy())
+        seed=1, sinks=[state_sink, writer_sink], each_step=lambda: states.append(live[0].copy()), **memory
     )
+    if memory:
+        decided = [d for message in messages if isinstance(message, StepTrace) for d in message.decisions]
+        assert {d.reason for d in decided if "behind" in d.numbers} == {Reason.FITS, Reason.SWAPPED_IN}
+        assert live[0].violations == []
     writers[0].close()
     with Recording.open(path) as recording:
         assert recording.complete

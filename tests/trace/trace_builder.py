@@ -157,17 +157,26 @@ class TraceBuilder:
         self.state.apply(message)
 
 
-def simulated_trace(seed=0, num_requests=30, num_blocks=24, block_size=4, sinks=(), each_step=None):
+def simulated_trace(
+    seed=0, num_requests=30, num_blocks=24, block_size=4, sinks=(), each_step=None, num_cpu_blocks=0, sliding_window=0
+):
     """The header and messages of a real schedule under pressure: shared prefixes, preemptions, aborts, refusals.
 
-    `sinks` are called with the header and give sinks; `each_step` is called after every step.
+    `sinks` are called with the header and give sinks; `each_step` is called after every step. With a CPU pool requests
+    are swapped.
     """
     config = EngineConfig(
-        cache=CacheConfig(block_size=block_size, num_blocks=num_blocks),
-        scheduler=SchedulerConfig(max_num_seqs=6, max_num_batched_tokens=40, max_prefill_chunk=16, max_model_len=90),
+        cache=CacheConfig(block_size=block_size, num_blocks=num_blocks, num_cpu_blocks=num_cpu_blocks),
+        scheduler=SchedulerConfig(
+            max_num_seqs=6,
+            max_num_batched_tokens=40,
+            max_prefill_chunk=16,
+            max_model_len=90,
+            preemption="swap" if num_cpu_blocks else "recompute",
+        ),
         seed=seed,
     )
-    engine = simulated_engine(config, title="simulated", eos_rate=0.02)
+    engine = simulated_engine(config, title="simulated", eos_rate=0.02, sliding_window=sliding_window)
     messages = []
     engine.add_sink(messages.append)
     for sink in sinks:
