@@ -125,7 +125,10 @@ def _never_fit(state: PoolState, since_ns: int) -> tuple[int, int]:
     needs = [
         blocks_of_prompt(request.num_prompt_tokens, size)
         for request in state.requests.values()
-        if request.finished_ns >= since_ns and request.finish_reason == FinishReason.REFUSED
+        if request.finished_ns >= since_ns
+        and request.finish_reason == FinishReason.REFUSED
+        # Longer than any request may be: more blocks would not have helped.
+        and request.num_prompt_tokens < state.header.max_model_len
     ]
     too_many = [count for count in needs if count > pool]
     return len(too_many), max(too_many, default=0)

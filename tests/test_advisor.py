@@ -129,10 +129,19 @@ def test_requests_that_can_never_fit_are_counted_although_nobody_waits():
     assert advice_brief(advice)[0] == "held up by blocks: raise --num-blocks (now 5)"
 
 
+def test_a_request_that_is_longer_than_any_may_be_is_not_refused_for_want_of_blocks():
+    counters = step(0).counters._replace(waiting=0)
+    longest = HEADER.max_model_len
+    prompts = [arrived(number, prompt=longest - 1 + number) for number in range(2)]
+    finished = [(number, "refused", "") for number in range(2)]
+    trace = Trace().take(*prompts, step(0, finished=finished, counters=counters))
+    assert advise_now(trace.history, trace.state).never_fit == (1, -(-longest // HEADER.block_size))
+
+
 def test_a_request_that_was_refused_before_the_last_steps_is_not_counted_any_more():
     counters = step(0).counters._replace(waiting=0)
-    trace = Trace().take(arrived(0, prompt=60), step(0, finished=[(0, "refused", "")], counters=counters))
-    assert advise_now(trace.history, trace.state).never_fit == (1, 16)
+    trace = Trace().take(arrived(0, prompt=47), step(0, finished=[(0, "refused", "")], counters=counters))
+    assert advise_now(trace.history, trace.state).never_fit == (1, 12)
     trace.take(*(step(1 + i, counters=counters) for i in range(WINDOW + 1)))
     advice = advise_now(trace.history, trace.state)
     assert (advice.limit, advice.never_fit) == (Limit.NOTHING, (0, 0))

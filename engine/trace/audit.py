@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.request import FinishReason
 from engine.trace.damage import readable_after
-from engine.trace.events import DecisionKind, Op, Phase, StepTrace
+from engine.trace.events import DecisionKind, Op, Phase, Reason, StepTrace
 from engine.trace.explain import verb
 from engine.trace.file_format import RecordingError
 from engine.trace.invariants import Violation, check, quick_check
@@ -25,6 +25,8 @@ _MOST = 1 << 52
 """Largest level that is believed."""
 _BLOCKS_PER_CHECK = 2048
 """A pool of so many blocks is checked after every step, one twice as large after every second, and so on."""
+
+_NEVER_FITS = (Reason.NEVER_FITS, Reason.RESERVATION_NEVER_FITS)
 
 
 class _Known(dict[Any, str]):
@@ -52,7 +54,7 @@ class Audit:
         overruns: Members of batches whose token was thrown away, as they had ended.
         peak_used: Most blocks in use after a step.
         regret_blocks: See `PoolState.regret_blocks`.
-        never_fit: Requests whose prompt needs more blocks than the pool has, and the most that one of them needs.
+        never_fit: Requests refused since they need more blocks than the pool has, and the most that one of them needs.
         marked_steps: In how many steps something of each `MarkKind` happened.
         levels: Five numbers a step: requests waiting, running, in its batch; tokens scheduled, and preemptions.
         check_interval: All invariants were checked after every so many steps, and after the last.
@@ -135,15 +137,11 @@ def _go_through(found: Audit, recording: Recording, start: int, state: PoolState
     Raises:
         RecordingError: a part of the recording is damaged; what came before it was counted.
     """
-    size, num_blocks = recording.header.block_size, recording.header.num_blocks
     last_good, at = state.step, start - 1
     for message in recording.messages(start):
         if not isinstance(message, StepTrace):
             found.num_requests += 1
             found.prompt_tokens += len(message.prompt_token_ids)
-            needs = -(-(len(message.prompt_token_ids) + 1) // size)
-            if needs > num_blocks:
-                found.never_fit = (found.never_fit[0] + 1, max(found.never_fit[1], needs))
             if at >= state.step:
                 state.apply(message)
             continue
@@ -196,6 +194,10 @@ def _count(found: Audit, step: StepTrace) -> None:
     found.levels.extend(min(max(level, 0), _MOST) for level in levels)
     found.ops.update(map(_OP_NAMES.__getitem__, (op[0] for op in step.ops)))
     found.decisions.update(map(_VERBS.__getitem__, (decision.kind for decision in step.decisions)))
+    for decision in step.decisions:
+        if decision.kind == DecisionKind.REFUSED and decision.reason in _NEVER_FITS:
+            needs = min(max(decision.numbers.get("needs", 0), 0), _MOST)
+            found.never_fit = (found.never_fit[0] + 1, max(found.never_fit[1], needs))
     flags = marks_of(step)
     for kind in MarkKind:
         found.marked_steps[kind] += flags >> kind & 1

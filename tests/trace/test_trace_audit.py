@@ -1,6 +1,7 @@
 """Going through a whole recording: what it counts, and that the first broken invariant is named exactly."""
 
 import msgspec
+import pytest
 from trace_builder import TraceBuilder, allocate, fill, make_header, release, simulated_trace
 
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
@@ -41,6 +42,21 @@ def test_a_sound_recording_is_counted_and_holds(tmp_path):
     assert found.peak_used == max(step.counters.used_blocks for step in steps)
     last = steps[-1].counters
     assert found.prefix_hit_rate == last.prefix_hit_tokens / last.prefix_queried_tokens > 0
+
+
+@pytest.mark.parametrize(("window", "never_fit"), [(0, (2, 26)), (10, (0, 0))])
+def test_refused_for_want_of_blocks_is_who_was_and_not_who_is_longer_than_the_pool(tmp_path, window, never_fit):
+    limits = SchedulerConfig(max_model_len=120)
+    engine = simulated_engine(EngineConfig(cache=CacheConfig(4, 8), scheduler=limits), sliding_window=window)
+    messages = []
+    engine.add_sink(messages.append)
+    for length in (9, 100, 40, 300):
+        engine.add_request([300 + i % 20 for i in range(length)], SamplingParams(max_tokens=2))
+    while engine.has_work:
+        engine.step()
+    found = audited(tmp_path / "a.mcap", engine.header, messages[1:])
+    assert found.never_fit == never_fit
+    assert found.finished["refused"] == never_fit[0] + 1
 
 
 def test_a_recording_of_steps_scheduled_ahead_holds_counts_its_overruns_and_is_sought_in(tmp_path):
