@@ -69,15 +69,14 @@ class FindScreen(ModalScreen[str]):
     FindScreen Input { border: none; height: 1; padding: 0; background: $panel; }
     FindScreen Input:focus { border: none; background-tint: transparent; }
     FindScreen Static { height: 1; color: $foreground 70%; }
+    FindScreen > ToastRack { margin-bottom: 2; }
     """
 
     def compose(self) -> ComposeResult:
         """The question above the line to type in."""
         with Vertical():
-            yield Static(
-                "Find a request by number, name or text; or a block: b44   (enter finds, esc closes)", markup=False
-            )
-            line = Input(max_length=200, select_on_focus=False)
+            yield Static("Find a request by number, name or text; or a block: b44", markup=False)
+            line = Input(placeholder="enter finds, esc closes", max_length=200, select_on_focus=False)
             # A blinking cursor would write to the terminal for ever.
             line.cursor_blink = False
             yield line

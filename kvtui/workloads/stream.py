@@ -29,6 +29,8 @@ _MEAN_GAP_S = 0.6
 _LONGEST_GAP_S = 2.0
 _CHATS_FIRST = 3
 """Short prompts: text is seen at once, also where a document takes seconds."""
+_PAUSE_S = 0.4
+"""Between an answer and the next turn; the few that are open at ebb are not to pause all at once for long."""
 _DOCUMENT_LASTS = 12
 """Callers that ask about one document before there is another."""
 _SHARE_OF_DOCUMENT = 5
@@ -133,11 +135,12 @@ def _asked_about(question: Session, document: str, max_tokens: int) -> Session:
 
 
 def _shorter(session: Session, source: random.Random, lengths: tuple[int, int]) -> Session:
-    """A session with some of its turns, and answers of another length."""
+    """A session with some of its turns, soon after each other, and answers of another length."""
     turns = source.randint(0, len(session.follow_ups))
     return replace(
         session,
         follow_ups=session.follow_ups[:turns],
+        pause=_PAUSE_S,
         params=replace(session.params, max_tokens=source.randint(*lengths)),
     )
 

@@ -32,3 +32,20 @@ async def test_an_error_leaves_the_inspector_below_the_blocks_readable(size) -> 
             assert after[region.y : region.bottom] == before[region.y : region.bottom]
             covered = [y for y in range(size[1]) if after[y] != before[y]]
             assert len(covered) <= 3, "a notice takes no more lines than its words need"
+
+
+@pytest.mark.parametrize("size", [(60, 16), (80, 24), (200, 50)])
+async def test_a_notice_leaves_the_line_that_one_types_in_readable(size) -> None:
+    with Recording.open(packaged_folder("recordings") / "under-pressure.mcap") as recording:
+        source = RecordingSource(recording, 400)
+        source.pause()
+        app = KvtuiApp(source)
+        async with app.run_test(size=size, notifications=True) as pilot:
+            await pilot.press("slash")
+            await pilot.pause(0.2)
+            app.notify(MESSAGE)
+            await pilot.pause(0.5)
+            screen = screen_lines(app)
+            assert "segment 12" in "".join(screen)
+            assert screen[-2].strip() == "Find a request by number, name or text; or a block: b44"
+            assert screen[-1].strip() == "enter finds, esc closes"
