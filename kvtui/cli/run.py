@@ -242,8 +242,9 @@ def run_command(
 ) -> None:
     """Run a model over a paged cache and watch it.
 
-    Example requests keep coming, drawn with --seed; w holds them, and they give way to those that you send from another
-    terminal with [bold]kvtui inject[/].
+    Example requests keep coming, drawn with --seed; the key w holds them.
+
+    Send your own from another terminal with [bold]kvtui inject[/]: the examples give way to them.
 
     Example: kvtui run --num-blocks 96 --workload burst --record burst.mcap
     """
