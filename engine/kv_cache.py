@@ -10,14 +10,15 @@ its scales is complete in itself (`engine.attention.quantised`).
 
 from __future__ import annotations
 
+import bisect
 import math
-import os
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from engine.config import ConfigError
+from engine.free_memory import free_memory
 from engine.sizes import in_bytes
 from engine.trace.events import Op
 from engine.upload import upload
@@ -96,8 +97,9 @@ class KVCache:
         self.head_dim = head_dim
         self.dtype = dtype
         self.device = device
-        scale_bytes = SCALE_BYTES if dtype in QUANTISED else 0
-        self.block_bytes = num_layers * 2 * num_kv_heads * block_size * (head_dim * dtype.itemsize + scale_bytes)
+        rows = num_layers * 2 * num_kv_heads * block_size
+        self._scale_bytes = rows * SCALE_BYTES if dtype in QUANTISED else 0
+        self.block_bytes = rows * head_dim * dtype.itemsize + self._scale_bytes
         self._check_size()
         try:
             self.data, self.scales = self._allocate(num_blocks, device=device)
@@ -224,15 +226,19 @@ class KVCache:
             return
         # The other pool in the same memory has been allocated, but most of it is taken only when it is written.
         room = int(free * _HEADROOM) - (0 if pinned else self.num_bytes)
-        size = num_cpu_blocks * self.block_bytes
-        taken = 1 << (size - 1).bit_length() if pinned else size
-        if taken <= room:
+
+        def taken(num_blocks: int) -> int:
+            scales = num_blocks * self._scale_bytes
+            sizes = num_blocks * self.block_bytes - scales, scales
+            return sum(1 << (size - 1).bit_length() if pinned and size else size for size in sizes)
+
+        if taken(num_cpu_blocks) <= room:
             return
-        needs = f"{num_cpu_blocks} blocks of {in_bytes(self.block_bytes)} take {in_bytes(taken)}"
+        needs = f"{num_cpu_blocks} blocks of {in_bytes(self.block_bytes)} take {in_bytes(taken(num_cpu_blocks))}"
         if pinned:
             needs += " (pinned, and so a power of two)"
-            room = 1 << (room.bit_length() - 1) if room > 0 else 0
-        advice = f"use at most {max(0, room) // self.block_bytes} (--cpu-blocks)"
+        fit = max(0, bisect.bisect_right(range(num_cpu_blocks), room, key=taken) - 1)
+        advice = f"use at most {fit} (--cpu-blocks)"
         raise ConfigError(f"the CPU pool does not fit into memory: {needs}, {in_bytes(free)} are free; {advice}")
 
     def _too_large(self, free: int | None) -> str:
@@ -269,50 +275,3 @@ def _poison(data: torch.Tensor, scales: torch.Tensor | None) -> None:
     else:
         data.view(torch.uint8).fill_(_POISON_BYTE)
         scales.fill_(float("nan"))
-
-
-def free_memory(device: torch.device) -> int | None:
-    """Bytes that can be allocated now on a device; None where the platform does not say.
-
-    On Linux this is `MemAvailable`, lowered to what the control group still allows: in a container the machine's own
-    figure is too large.
-    """
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free)
-    if device.type != "cpu":
-        return None
-    candidates = [n for n in (_mem_available(), _cgroup_available()) if n is not None]
-    if candidates:
-        return min(candidates)
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return None
-
-
-def _mem_available() -> int | None:
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:  # noqa: PTH123 - a proc file, one line wanted
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        pass
-    return None
-
-
-def _cgroup_available() -> int | None:
-    try:
-        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:  # noqa: PTH123
-            limit = file.read().strip()
-        if limit == "max":
-            return None
-        with open("/sys/fs/cgroup/memory.current", encoding="ascii") as file:  # noqa: PTH123
-            used = int(file.read())
-        with open("/sys/fs/cgroup/memory.stat", encoding="ascii") as file:  # noqa: PTH123
-            # The page cache counts as used there and is given back on demand.
-            cached = next((int(line.split()[1]) for line in file if line.startswith("inactive_file ")), 0)
-        return max(0, int(limit) - used + cached)
-    except (OSError, ValueError):
-        return None

@@ -47,3 +47,11 @@ def test_pinned_memory_is_counted_as_torch_takes_it(monkeypatch: pytest.MonkeyPa
     asked(64)
     with pytest.raises(ConfigError, match=r"65 blocks .* take 512 KiB \(pinned.* use at most 64 \(--cpu-blocks\)"):
         asked(65)
+
+
+def test_of_a_quantised_pool_elements_and_scales_are_pinned_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = KVCache(num_blocks=4, **(SMALL | {"dtype": torch.int8}))  # a KiB of codes a block, and 128 bytes of scales
+    monkeypatch.setattr(kv_cache, "free_memory", lambda device: 100 * 1024)
+    cache._check_host(64, pinned=True)
+    with pytest.raises(ConfigError, match=r"65 blocks .* take 144 KiB \(pinned.* use at most 64 \(--cpu-blocks\)"):
+        cache._check_host(65, pinned=True)
