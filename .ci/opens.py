@@ -1,4 +1,4 @@
-"""Whether a command opens a dashboard in a terminal, and `q` leaves it: `opens.py COLUMNS LINES WORDS... -- COMMAND...`.
+"""Whether a command opens a dashboard and `q` leaves it: `opens.py COLUMNS LINES WORDS... -- COMMAND...`.
 
 All words must have been drawn before `q` is typed. Standard library alone: it runs where nothing is installed yet.
 """
