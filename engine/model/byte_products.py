@@ -63,9 +63,14 @@ class ByteProduct:
         bias: `[out]`, added in float32.
         dtype: Of the rows that will come, by default the weight's: its worker is compiled at once.
 
+    Attributes:
+        rows: Gives rows of the weight to the last bit, int64 `[n]` to float32 `[n, in]`; None where it was rounded.
+
     Raises:
         CompileError: There is no worker for this processor.
     """
+
+    rows: Callable[[torch.Tensor], torch.Tensor] | None
 
     def __init__(
         self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, dtype: torch.dtype | None = None
@@ -86,6 +91,10 @@ class ByteProduct:
         if bias is not None:
             self._bias[: self._num_outputs] = bias
         self._bits = bits
+        self.rows = None if codes is None else self._rows
+
+    def _rows(self, index: torch.Tensor) -> torch.Tensor:
+        return rows_of(self._weights, self._bits, index)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Compute it, in the type of the rows: float32, bfloat16 or float16.
@@ -135,3 +144,15 @@ def _pack(codes: BlockCodes) -> torch.Tensor:
         groups = groups[:, :, : GROUPS // 2] | (groups[:, :, GROUPS // 2 :] << 4)
     parts.append(panel_bytes(groups))
     return torch.cat(parts, 2)
+
+
+def rows_of(packed: torch.Tensor, bits: int, index: torch.Tensor) -> torch.Tensor:
+    """Rows of the matrix that was packed, float32 `[n, blocks * BLOCK]`; `bits` of its codes, int64 index `[n]`."""
+    panel, lane = index // PANEL, index % PANEL
+    numbers = packed[..., 4 * PANEL :].view(*packed.shape[:2], -1, PANEL, GROUP)[panel, :, :, lane]
+    factors = packed.view(torch.float16 if bits == 4 else torch.float32)
+    scales = factors[panel, :, lane].float()[..., None]
+    if bits == 4:
+        codes = torch.cat((numbers & 15, numbers >> 4), 2).flatten(2).float()
+        return codes.mul_(scales).add_(factors[panel, :, PANEL + lane].float()[..., None]).flatten(1)
+    return (numbers ^ 128).view(torch.int8).flatten(2).float().mul_(scales).flatten(1)

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 _CALL = struct.Struct(f"={len(FIELDS)}q")
 
+_SHIFTS = torch.arange(0, 16, 4, dtype=torch.int16)[:, None]
+"""To the four pairs of codes that a word holds."""
+
 
 def linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Projection:
     """A linear layer of bfloat16 rows.
@@ -56,8 +59,8 @@ def linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Projection
     """
     codes = block_codes(weight)
     if codes is None:
-        return _Linear(_worker(16), pack_pairs(weight), weight, bias)
-    return _Linear(_worker(codes.bits), pack_codes(codes), weight, bias)
+        return _Linear(16, pack_pairs(weight), weight, bias)
+    return _Linear(codes.bits, pack_codes(codes), weight, bias)
 
 
 def pack_codes(codes: BlockCodes) -> torch.Tensor:
@@ -83,6 +86,32 @@ def pack_pairs(weight: torch.Tensor) -> torch.Tensor:
     return panel_bytes(_grouped(padded, 1).squeeze(3).permute(0, 1, 2, 4, 5, 3))
 
 
+def rows_of(packed: torch.Tensor, bits: int, index: torch.Tensor) -> torch.Tensor:
+    """Rows of the matrix that was packed, float32 `[n, blocks * BLOCK]`.
+
+    Args:
+        packed: As above.
+        bits: Of a weight: 4, 8, or 16 for bfloat16.
+        index: int64 `[n]`.
+    """
+    panel, lane = index // PANEL, index % PANEL
+    if bits == 16:
+        pairs = packed.view(torch.bfloat16).view(*packed.shape[:2], BLOCK // 2, PANEL, 2)
+        return pairs[panel, :, :, lane].flatten(1).float()
+    # One gather of scales and minima, one of codes: a step for a single token waits for them.
+    halves = packed.view(torch.float16)
+    if bits == 4:
+        both = halves[..., : 2 * PANEL].view(*packed.shape[:2], 2, PANEL)[panel, :, :, lane].float()
+        words = packed.view(torch.int16)[..., 2 * PANEL :].view(*packed.shape[:2], BLOCK // 8, PANEL, 2)
+        codes = words[panel, :, :, lane][..., None, :] >> _SHIFTS & 15
+        return codes.flatten(2).float().mul_(both[..., :1]).add_(both[..., 1:]).flatten(1)
+    scales = halves[panel, :, lane].float()[..., None]
+    signs = packed[..., 2 * PANEL :].view(*packed.shape[:2], BLOCK // 4, PANEL // 4, 2, 4, 2)
+    signed = signs[panel, :, :, lane // 4, :, lane % 4]
+    magnitudes = (signed & 127).float()
+    return torch.where(signed > 127, -magnitudes, magnitudes).flatten(2).mul_(scales).flatten(1)
+
+
 def _grouped(tensor: torch.Tensor, pairs: int) -> torch.Tensor:
     """`[out, in]` to `[panels, blocks, groups of so many pairs, pairs, 2, VECTORS, LANES]`."""
     panels = in_panels(tensor, PANEL)
@@ -100,14 +129,19 @@ _workspace = Workspace(PARAMS.itemsize)
 
 
 class _Linear:
-    def __init__(self, worker: Compiled, packed: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._packed = packed
+    def __init__(self, bits: int, packed: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        worker = _worker(bits)
+        self._bits, self._packed = bits, packed
         self._num_outputs, self._num_inputs = weight.shape
         self._bias = torch.zeros(len(packed) * PANEL)
         if bias is not None:
             self._bias[: self._num_outputs] = bias
         self._addresses = packed.data_ptr(), self._bias.data_ptr()
         self._launch = functools.cache(functools.partial(cpu_threads.launcher, worker.address))
+
+    def rows(self, index: torch.Tensor) -> torch.Tensor:
+        """Rows of the weight, `[n, in]`, as exact as bfloat16 is."""
+        return rows_of(self._packed, self._bits, index)[:, : self._num_inputs]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if x.dtype != torch.bfloat16 or x.shape[1] != self._num_inputs:

@@ -55,15 +55,15 @@ def exact_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Proj
     """
     codes = block_codes(weight)
     if codes is not None:
-        return _Linear(_worker(codes.bits), pack_codes(codes), weight, bias)
+        return _ExactLinear(codes.bits, pack_codes(codes), weight, bias)
     if is_bfloat16(weight):
-        return _Linear(_worker(16), pack_bfloat16(weight), weight, bias)
+        return _ExactLinear(16, pack_bfloat16(weight), weight, bias)
     return None
 
 
 def bfloat16_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Projection:
     """A linear layer with weights rounded to bfloat16, computed in float32; arguments as above."""
-    return exact_linear(weight, bias) or _Linear(_worker(16), pack_bfloat16(weight), weight, bias)
+    return exact_linear(weight, bias) or _Linear(16, pack_bfloat16(weight), weight, bias)
 
 
 def pack_codes(codes: BlockCodes) -> torch.Tensor:
@@ -91,6 +91,30 @@ def pack_bfloat16(weight: torch.Tensor) -> torch.Tensor:
     return ((lower & 0xFFFF) | (upper << 16)).flatten(2).contiguous()
 
 
+def rows_of(packed: torch.Tensor, bits: int, index: torch.Tensor) -> torch.Tensor:
+    """Rows of the matrix that was packed, float32 `[n, blocks * BLOCK]`.
+
+    Args:
+        packed: As above.
+        bits: Of a weight: 4, 8, or 16 for bfloat16.
+        index: int64 `[n]`.
+    """
+    panel, lane = index // PANEL, index % PANEL
+    vector = lane // LANES
+    place, half = vector // 2 * LANES + lane % LANES, (vector % 2)[:, None, None]
+    if bits == 16:
+        words = packed.view(*packed.shape[:2], BLOCK, PANEL // 2)[panel, :, :, place]
+        return (words >> (16 * half).int() << 16).view(torch.float32).flatten(1)
+    halves = packed.view(torch.float16)
+    scales = halves[panel, :, lane].float()[..., None]
+    if bits == 4:
+        both = packed[..., 4 * PANEL :].view(*packed.shape[:2], BLOCK, PANEL // 2)[panel, :, :, place]
+        codes = both.int() >> (4 * half).int() & 15
+        return codes.float().mul_(scales).add_(halves[panel, :, PANEL + lane].float()[..., None]).flatten(1)
+    codes = packed[..., 2 * PANEL :].view(torch.int8).view(*packed.shape[:2], BLOCK, PANEL)[panel, :, :, lane]
+    return codes.float().mul_(scales).flatten(1)
+
+
 def _blocks(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(len(tensor), -1, BLOCK)
 
@@ -115,8 +139,9 @@ _workspace = Workspace(PARAMS.itemsize)
 
 
 class _Linear:
-    def __init__(self, worker: Compiled, packed: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._packed = packed
+    def __init__(self, bits: int, packed: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        worker = _worker(bits)
+        self._bits, self._packed = bits, packed
         self._num_outputs, self._num_inputs = weight.shape
         self._bias = None if bias is None else bias.float()
         self._block_bytes = packed.shape[2] * packed.element_size()
@@ -150,3 +175,9 @@ class _Linear:
         if y.shape[1] != self._num_outputs:
             y = y[:, : self._num_outputs].contiguous()
         return y if self._bias is None else y.add_(self._bias)
+
+
+class _ExactLinear(_Linear):
+    def rows(self, index: torch.Tensor) -> torch.Tensor:
+        """Rows of the weight, float32 `[n, in]`, to the last bit."""
+        return rows_of(self._packed, self._bits, index)[:, : self._num_inputs]

@@ -61,12 +61,14 @@ class FusedLlama:
         # Where the linear layers have copies, the embedding has one too: it alone would keep the whole file mapped.
         copied = make is not borrow and (make is not make_projection or packs(embedding))
         table = original(embedding)
-        self._embedding = Embedding(table, copied=copied, dtype=embedding.dtype)
         self._norm = Norm.of(model.model.norm)
         self._next_norms = [*(layer.input_norm for layer in layers[1:]), self._norm]
         head = model.lm_head.weight.detach()
         tied = head.data_ptr() == embedding.data_ptr() and head.shape == embedding.shape
         self._head = make(table if tied else original(head), _bias(model.lm_head))
+        # A head that holds the table exactly gives its rows as well: it need not lie in memory twice.
+        rows = getattr(self._head, "rows", None) if tied and copied else None
+        self._embedding = Embedding(table, copied=copied, dtype=embedding.dtype, rows=rows)
         positions = torch.arange(max_positions, device=self._embedding.device)[None]
         with torch.inference_mode():
             cos, sin = model.model.rotary_emb(embedding[:1], positions)

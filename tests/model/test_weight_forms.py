@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import llvmlite.binding as llvm
 import pytest
 import torch
-from coded_weights import four_bits
+from coded_weights import eight_bits, four_bits, of_bfloat16
+from safetensors.torch import load_file
 from test_greedy_equality import GREEDY, prompt_of
 from test_tokenizer import byte_tokenizer
 from tiny_models import fresh_model, run
@@ -16,7 +17,10 @@ from engine.attention import cpu_pairs
 from engine.attention.cpu_features import processor_has
 from engine.attention.reference import paged_attention
 from engine.config import CacheConfig, ConfigError, EngineConfig, ModelConfig
-from engine.model import load_engine, originals
+from engine.model import embedding, load_engine, originals
+from engine.model.byte_kernel import HAS_BYTE_PRODUCTS
+from engine.model.byte_products import ByteProduct
+from engine.model.cpu_linear import bfloat16_linear, exact_linear
 from engine.model.load import make_runner
 from engine.model.projection import multiplies_bfloat16
 
@@ -116,3 +120,54 @@ def test_a_processor_that_lacks_one_instruction_multiplies_no_bfloat16(lacking: 
         assert len(asked) == before  # it does not change
     finally:
         processor_has.cache_clear()
+
+
+@pytest.mark.parametrize("outputs", [1, 47, 48, 49, 64, 65, 200])
+@pytest.mark.parametrize("form", ["bfloat16", "float32", "bytes"])
+@pytest.mark.parametrize("make", [four_bits, eight_bits, of_bfloat16])
+def test_a_layer_gives_the_rows_of_its_weight_to_the_last_bit(form: str, make: Any, outputs: int) -> None:
+    weight = make(outputs, 96, seed=2)
+    if form == "bfloat16":
+        if not multiplies_bfloat16():
+            pytest.skip("this processor does not multiply bfloat16")
+        from engine.model.cpu_bfloat16 import linear
+
+        layer: Any = linear(weight)
+    elif form == "float32":
+        layer = exact_linear(weight)
+    else:
+        if not HAS_BYTE_PRODUCTS:
+            pytest.skip("this processor does not multiply bytes")
+        layer = ByteProduct(weight)
+        if make is of_bfloat16:
+            assert layer.rows is None  # they were rounded
+            return
+    index = torch.randint(outputs, (300,), generator=torch.Generator().manual_seed(3))
+    assert torch.equal(layer.rows(index), weight[index])
+    assert layer.rows(index[:0]).shape == (0, 96)
+
+
+def test_rows_of_an_odd_number_of_inputs_and_of_weights_that_were_rounded() -> None:
+    weight = of_bfloat16(70, 37)
+    index = torch.tensor([69, 0, 33])
+    assert torch.equal(exact_linear(weight).rows(index), weight[index])  # type: ignore[union-attr]
+    assert getattr(bfloat16_linear(weight * 1.001), "rows", None) is None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("weights", ["auto", "int8", "bf16"])
+def test_a_tied_head_gives_the_embedding_its_rows(weights: Weights, dtype: DType, monkeypatch, tmp_path) -> None:
+    compiled = multiplies_bfloat16() if dtype == "bfloat16" else True
+    compiled = HAS_BYTE_PRODUCTS if weights == "int8" else compiled
+    if not compiled:
+        pytest.skip("the head of this form is not compiled for this processor")
+    folder = coded_checkpoint(tmp_path, tied=True)
+    table = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+
+    def searched(weight: torch.Tensor) -> None:
+        raise AssertionError("the table's codes are looked for again")
+
+    monkeypatch.setattr(embedding, "block_codes", searched)
+    forward = load_engine(settings(folder, weights, dtype)).runner.forward
+    ids = torch.arange(258)
+    assert torch.equal(forward._embedding(ids), table.to(getattr(torch, dtype)))
