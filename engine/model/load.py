@@ -10,6 +10,7 @@ import torch
 
 from engine.attention.choice import choose_attention
 from engine.attention.cpu_compile import CompileError
+from engine.attention.first_run import first_run
 from engine.attention.hook import HookError
 from engine.config import ConfigError, EngineConfig
 from engine.kv_cache import QUANTISED, SCALE_BYTES, KVCache
@@ -17,7 +18,7 @@ from engine.model import freed_memory
 from engine.model.checkpoint import find_checkpoint
 from engine.model.decode_graphs import DecodeGraphs
 from engine.model.device import choose_device, choose_dtype, choose_kv_dtype, set_threads
-from engine.model.forward import Forward, HookedModel
+from engine.model.forward import CacheShape, Forward, HookedModel
 from engine.model.fused_llama import FusedLlama, NotFusableError
 from engine.model.int8 import make_int8_projection
 from engine.model.originals import Originals
@@ -120,6 +121,8 @@ def make_runner(
     """
     hooked = HookedModel(model, attention)
     shape = cache_shape(hooked, name)
+    if attention_name == "triton":
+        attention_name, hooked.attention = _that_runs(attention, shape, config, model)
     limit = _max_positions(model.config.get_text_config(decoder=True))
     max_positions = min(limit, config.scheduler.max_model_len)
     trial = Trial(model, shape, max_positions, name)
@@ -174,6 +177,32 @@ def make_runner(
         seed=config.seed,
         graphs=graphs,
     )
+
+
+def _that_runs(
+    attention: PagedAttention, shape: CacheShape, config: EngineConfig, model: Any
+) -> tuple[str, PagedAttention]:
+    """The GPU's kernels with their name, or else, where nobody asked for them by name, the reference."""
+    try:
+        first_run(
+            attention,
+            num_query_heads=shape.num_query_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            block_size=config.cache.block_size,
+            dtype=model.dtype,
+            kv_dtype=choose_kv_dtype(config.cache.kv_dtype, model.dtype),
+            device=model.device,
+        )
+    except ConfigError:
+        raise
+    except Exception as error:  # no C compiler, no headers, a driver that is too old, heads that are too wide
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        if config.model.attention == "triton":
+            raise ConfigError(f"the attention 'triton' cannot be used here ({reason}): use --attention auto") from error
+        logger.warning("attention is computed by torch, slowly: the GPU's kernels cannot be used here (%s)", reason)
+        return choose_attention("reference", model.device)
+    return "triton", attention
 
 
 def _maker(weights: str, dtype: torch.dtype) -> MakeProjection:
