@@ -41,7 +41,8 @@ def choose_attention(name: str, device: torch.device) -> tuple[str, PagedAttenti
                     break
                 try:
                     return candidate, _load(candidate)
-                except ImportError:
+                except ImportError as error:
+                    logger.warning("attention is computed by torch, slowly: %s", error)
                     break
         name = "reference"
     kind = _DEVICE_OF.get(name, device.type)

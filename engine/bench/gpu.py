@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import importlib.util
-import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -83,6 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     import torch
 
+    from engine.model.device import physical_cores
+
     device = torch.device("cuda", torch.cuda.current_device())
 
     def tell(finding: Finding) -> None:
@@ -92,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     report = Report(options.seconds, tell)
     report.machine = _machine(device)
-    jobs = max(1, min(8, os.cpu_count() or 1, report.machine["memory, GiB"] // 4))
+    jobs = max(1, min(8, physical_cores(), report.machine["memory, GiB"] // 4))
     run(report, plan(device, model=not options.no_model, tune=options.tune), [jobs, 1])
     report.write(options.output)
     if options.json:

@@ -135,11 +135,18 @@ def _accelerator() -> Iterator[Finding]:
     try:
         import torch
 
+        from engine.attention.choice import lacks
+
         if not torch.cuda.is_available():
             yield Finding("GPU", "note", "none that torch sees", "the CPU is used; nothing is missing")
         for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
             memory = torch.cuda.get_device_properties(index).total_memory / 2**30
-            yield Finding("GPU", "ok", f"cuda:{index} {torch.cuda.get_device_name(index)}, {memory:.0f} GiB")
+            found = f"cuda:{index} {torch.cuda.get_device_name(index)}, {memory:.0f} GiB"
+            reason = lacks("triton", torch.device("cuda", index))
+            if importlib.util.find_spec("triton") is None:
+                reason = "triton is not installed"
+            hint = f"{reason}: attention is computed by torch, slowly" if reason else ""
+            yield Finding("GPU", "note" if reason else "ok", found, hint)
     except Exception as error:
         yield Finding("GPU", "warn", f"torch does not load: {type(error).__name__}: {error}", _INSTALL_ENGINE)
 

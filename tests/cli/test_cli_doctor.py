@@ -83,3 +83,29 @@ def test_colours_and_characters_follow_the_environment():
 
 def test_a_cache_folder_of_ones_own_is_looked_at(tmp_path):
     assert str(tmp_path) in found(KVTUI_CACHE=str(tmp_path))["cache folder"]["found"]
+
+
+def test_a_card_says_why_its_kernels_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from kvtui.cli.doctor import _accelerator
+
+    class Card:
+        total_memory = 15 << 30
+
+    capability = {0: (7, 5), 1: (9, 0)}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Card)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"Card {index}")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability[device.index])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    old, new = _accelerator()
+    assert (old.level, new.level) == ("note", "ok")
+    assert "compute capability 7.5" in old.hint
+    assert "slowly" in old.hint
+    assert (new.found, new.hint) == ("cuda:1 Card 1, 15 GiB", "")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "triton" else object())
+    assert [finding.hint for finding in _accelerator()] == [
+        "triton is not installed: attention is computed by torch, slowly"
+    ] * 2

@@ -298,6 +298,19 @@ def test_a_card_that_is_too_old_for_the_kernels_is_served_by_the_reference(
         assert {choose_attention("auto", device)[0] for device in (new, newer)} == {"triton"}
 
 
+def test_kernels_that_are_not_installed_are_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def missing(name: str) -> None:
+        if name.endswith("triton"):
+            raise ModuleNotFoundError("No module named 'triton'")
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr("engine.attention.choice._load", missing)
+    assert choose_attention("auto", torch.device("cuda", 0))[0] == "reference"
+    assert "attention is computed by torch, slowly: No module named 'triton'" in caplog.text
+
+
 def test_threads_are_at_most_the_cores_of_this_process() -> None:
     assert 1 <= physical_cores() <= (os.cpu_count() or 1)
 
