@@ -13,7 +13,7 @@ import torch
 from test_greedy_equality import GREEDY, expected_all, prompt_of
 from tiny_models import engine_over, run, shared_model
 
-from engine.model.decode_graphs import CudaCapture, DecodeGraphs, graph_size
+from engine.model.decode_graphs import CudaCapture, DecodeGraphs, _Inputs, graph_size
 from engine.model.runner import ModelRunner
 
 if TYPE_CHECKING:
@@ -129,6 +129,40 @@ def test_tables_that_reserve_more_than_the_reach_are_taken_as_far_as_it_goes() -
         assert logits is not None
         expected = logits.clone()
         assert torch.equal(graphs.run(token, length, reserved[:, :2]), expected)  # type: ignore[arg-type]
+
+
+class LateDevice:
+    """Stands for a device whose copies from the host take place when they are asked for, and not before."""
+
+    type = "cuda"
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.copies: list[Callable[[], object]] = []
+        zeros, arange, to, copy = torch.zeros, torch.arange, torch.Tensor.to, torch.Tensor.copy_
+        monkeypatch.setattr(torch, "zeros", lambda *shape, pin_memory, **options: zeros(*shape, **options))
+        monkeypatch.setattr(torch, "arange", lambda *ends, device, **options: arange(*ends, **options))
+        monkeypatch.setattr(torch.Tensor, "to", lambda tensor, device, copy: to(tensor, "cpu", copy=copy))
+
+        def later(into: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+            if non_blocking:
+                self.copies.append(lambda: copy(into, source))
+                return into
+            return copy(into, source)
+
+        monkeypatch.setattr(torch.Tensor, "copy_", later)
+
+
+def test_a_step_in_flight_still_gets_what_it_was_given_when_the_next_one_is_filled_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = LateDevice(monkeypatch)
+    inputs = _Inputs(2, 3, device)  # type: ignore[arg-type]
+    for step in range(4):
+        inputs.fill([step], np.array([step + 1], np.int32), np.array([[step + 7]], np.int32), 4)
+        if step:  # the device gets to the step before, while the one filled in last waits
+            device.copies.pop(0)()
+            assert inputs.token_ids.tolist() == [step - 1, 0]
+            assert inputs.positions.tolist() == [step - 1, 0]
 
 
 class FakeCuda:
