@@ -114,6 +114,13 @@ class Terminal:
             assert time.monotonic() < deadline, f"no {wanted!r} in {self.output[-2000:]!r}"
             self.read(0.05)
 
+    def read_until_entered(self, times: int) -> None:
+        """Until the other screen was entered so often: what is typed before is dropped, as typed for the shell."""
+        deadline = time.monotonic() + PATIENCE
+        while self.output.count(ALTERNATE_SCREEN) < times:
+            assert time.monotonic() < deadline, "it hangs"
+            self.read(0.1)
+
     def press(self, keys: bytes) -> None:
         os.write(self.master, keys)
 
@@ -214,10 +221,9 @@ def test_a_process_that_was_stopped_and_continued_still_gives_the_terminal_back(
     session = terminal("runs")
     session.process.send_signal(signal.SIGSTOP)
     os.waitpid(session.process.pid, os.WUNTRACED)
+    drawn_again = session.output.count(ALTERNATE_SCREEN) + 1
     session.process.send_signal(signal.SIGCONT)
-    drawn = len(session.output)
-    while len(session.output) == drawn:
-        session.read(0.2)
+    session.read_until_entered(drawn_again)
     session.press(b"q")
     assert session.end() == 0
     session.check_given_back()
@@ -225,11 +231,7 @@ def test_a_process_that_was_stopped_and_continued_still_gives_the_terminal_back(
 
 def test_a_process_that_is_continued_in_the_middle_of_a_write_goes_on(terminal) -> None:
     session = terminal("continued while it writes")
-    drawn_again = session.output.count(ALTERNATE_SCREEN) + 1
-    deadline = time.monotonic() + PATIENCE
-    while session.output.count(ALTERNATE_SCREEN) < drawn_again:
-        assert time.monotonic() < deadline, "it hangs"
-        session.read(0.1)
+    session.read_until_entered(session.output.count(ALTERNATE_SCREEN) + 1)
     session.press(b"q")
     assert session.end() == 0
     session.check_given_back()
