@@ -405,10 +405,10 @@ class Scheduler:
             # With a window its beginning may be let go before its end is computed: room for all of it is not needed.
             first = min(known, start + self.max_chunk) if self._slides else known
             free = pool.num_free
-            needs = kv.num_free_needed(known, found, self.max_chunk)
             # Whoever begins where its first chunk fits, and no more, has to give way before it is through.
-            if (self._slides and needs > free) or not kv.allocate_slots(request, first, found):
-                reason, numbers = self._no_room(request, needs, free)
+            may_begin = not self._slides or kv.num_free_needed(known, found, self.max_chunk) <= free
+            if not may_begin or not kv.allocate_slots(request, first, found):
+                reason, numbers = self._no_room(request, kv.num_free_needed(known, found, self.max_chunk), free)
                 self.decisions += self._wait_reasons.head_waits(request, reason, numbers)
                 break
             needs = kv.num_blocks_for(first) - found.num_behind - found.num_shared
