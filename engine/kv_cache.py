@@ -39,7 +39,7 @@ QUANTISED = (torch.int8, torch.float8_e4m3fn)
 SCALE_BYTES = 4
 """Of one token's and head's scale in a quantised cache, a float32."""
 
-_PAGE, _LARGE_PAGE = 4 << 10, 2 << 20
+_PAGE, LARGE_PAGE = 4 << 10, 2 << 20
 """Sizes of memory pages in bytes, of most processors."""
 
 _POISON_BYTE = 0x7F
@@ -256,7 +256,7 @@ def _on_pages(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     A block of whole pages then touches no other page: to find one costs a processor as much as to read a line from it.
     """
     num_bytes = math.prod(shape) * dtype.itemsize
-    page = _LARGE_PAGE if num_bytes >= _LARGE_PAGE else _PAGE
+    page = LARGE_PAGE if num_bytes >= LARGE_PAGE else _PAGE
     room = torch.empty(num_bytes + page, dtype=torch.uint8)
     first = -room.data_ptr() % page
     return room[first : first + num_bytes].view(dtype).view(shape)

@@ -9,13 +9,10 @@ from __future__ import annotations
 import ctypes
 import sys
 import weakref
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from engine.kv_cache import KVCache
+from engine.kv_cache import LARGE_PAGE, KVCache
 
 _MADV_HUGEPAGE = 14
-_LARGE = 2 << 20
 _advised: weakref.WeakSet[KVCache] = weakref.WeakSet()
 
 
@@ -24,7 +21,7 @@ def advise_large_pages(cache: KVCache) -> None:
     if cache in _advised:
         return
     _advised.add(cache)
-    start = -(-cache.data.data_ptr() // _LARGE) * _LARGE
-    length = (cache.data.data_ptr() + cache.data.nbytes - start) // _LARGE * _LARGE
+    # One that is as large begins where a large page does.
+    start, length = cache.data.data_ptr(), cache.data.nbytes // LARGE_PAGE * LARGE_PAGE
     if length > 0 and sys.platform.startswith("linux"):
         ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _MADV_HUGEPAGE)
