@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 from pressed_engine import pressed_engine, run
@@ -13,6 +15,9 @@ from engine.trace.marks import ALL_KINDS, MarkKind, Marks, marks_of
 from engine.trace.reader import Recording
 from engine.trace.recording import RecordingWriter
 from engine.trace.state import PoolState
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NUM_STEPS = 300
 
@@ -135,13 +140,18 @@ def test_marks_that_do_not_fit_their_recording_are_found_again(messages, path) -
         assert recording._layout.marks().known == 0
 
 
+def damage_a_segment(recording: Recording, path: Path) -> None:
+    """Of steps 96 to 127, whose marks must then be looked for in the segments."""
+    offset, length = recording._layout.segments[3, 2:4].tolist()
+    recording._layout._marks_at = None
+    data = bytearray(path.read_bytes())
+    data[offset + length // 2] ^= 255
+    path.write_bytes(data)
+
+
 def test_a_damaged_segment_has_no_marks_and_the_others_keep_theirs(messages, path) -> None:
     with Recording.open(path) as recording:
-        offset, length = recording._layout.segments[3, 2:4].tolist()
-        recording._layout._marks_at = None
-        data = bytearray(path.read_bytes())
-        data[offset + length // 2] ^= 255
-        path.write_bytes(data)
+        damage_a_segment(recording, path)
         marks = recording.marks
         while marks.look(1):
             pass
@@ -171,11 +181,7 @@ def test_a_cell_of_the_bar_has_the_marks_of_all_its_steps(num_steps, num_cells) 
 
 def test_whoever_draws_marks_hears_of_every_segment_that_was_looked_at_a_damaged_one_too(path) -> None:
     with Recording.open(path) as recording:
-        offset, length = recording._layout.segments[3, 2:4].tolist()
-        recording._layout._marks_at = None
-        data = bytearray(path.read_bytes())
-        data[offset + length // 2] ^= 255
-        path.write_bytes(data)
+        damage_a_segment(recording, path)
         marks = recording.marks
         versions = {marks.known: marks.version}
         while marks.look(0):

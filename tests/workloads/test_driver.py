@@ -19,19 +19,6 @@ if TYPE_CHECKING:
     from engine.engine import PagedEngine
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
 @pytest.fixture
 def engine() -> PagedEngine:
     return simulated_engine(

@@ -16,19 +16,6 @@ from kvtui.workloads.workload import Message, Session
 STEP_S = 0.05
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
 def an_engine(num_blocks=512, block_size=16, max_model_len=8192, **scheduler):
     config = EngineConfig(
         cache=CacheConfig(num_blocks=num_blocks, block_size=block_size),
